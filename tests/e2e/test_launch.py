@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from plait_testing.running_server import Server, wait_until_ready
 
 END_SECONDS = 10.0
 """From the first failure to the end of all processes on all nodes."""
+DOOR = re.compile(r"^\[node (\d+)\] Plait is ready: (\S+)", re.MULTILINE)
+"""Each engine's own ready line in the combined log."""
 LAYOUT = ("--tp", "2", "--dp", "2")
 
 
@@ -66,6 +69,29 @@ def test_two_nodes_answer_through_the_heads_door_and_a_killed_rank_ends_both(
         assert "was killed by SIGKILL" in one.last_line
         assert one.errors.count("plait: rank lost error") == 1
     assert "[nodes 0-1 ranks 0-3]" in nodes[0].errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_nodes", [2, 4])
+def test_nodes_that_share_experts_answer_through_each_door(num_nodes: int, tmp_path: Path, check_models: Path) -> None:
+    """DP attention: the experts of recall-mla are divided among the ranks of all nodes."""
+    if reason := reason_without_namespaces():
+        pytest.skip(reason)
+    write_new_keys(tmp_path / "keys", num_nodes)
+    flags = ("--dp", str(num_nodes), "--dp-attention", "--max-model-len", "1024")
+    with NodeNetwork(num_nodes) as network:
+        nodes = network.launch_all(tmp_path, check_models / "recall-mla", tmp_path / "keys", *flags)
+        for one in nodes[:1]:
+            wait_until_ready(one)
+            assert one.url, one.errors
+        everything = processes_of(nodes)
+        assert network.wrong_recall(0, nodes[0].url, "recall-mla", 4, 512) == []
+        doors = {int(found[1]): found[2] for found in DOOR.finditer(nodes[0].errors)}
+        assert sorted(doors) == list(range(num_nodes))
+        assert network.wrong_recall(num_nodes - 1, doors[num_nodes - 1], "recall-mla", 2, 512) == []
+        interrupt(nodes[-1])
+        assert wait_for_all(nodes, END_SECONDS) == [0] * num_nodes
+        assert_all_gone(everything)
 
 
 @pytest.mark.slow
@@ -208,3 +234,49 @@ def test_a_second_node_with_one_rank_is_named(
     head = network.launch(0, tmp_path / "head.log", model, *network.place(0, keys), *LAYOUT)
     assert wait_for_all([head, *twins], 20 + END_SECONDS) == [2, 2, 2]
     assert "two nodes say that they are node 1" in head.last_line
+
+
+@pytest.mark.slow
+def test_a_frozen_rank_ends_both_nodes(network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path) -> None:
+    """Its peer notices in a step, after the seconds that a rank may be late."""
+    nodes = begin(network, tmp_path, check_models, keys)
+    everything = processes_of(nodes)
+    workers_of(nodes[1])[0].suspend()
+    began = time.monotonic()
+    network.try_recall(0, nodes[0].url, "recall-mla")
+    assert wait_for_all(nodes, 5 + END_SECONDS) == [5, 5], time.monotonic() - began
+    assert_all_gone(everything)
+    assert "node 1 (" in nodes[0].last_line
+
+
+@pytest.mark.slow
+def test_a_lost_rank_starts_all_again_as_far_as_the_budget_goes(
+    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    file = tmp_path / "restarts"
+    flags = ("--restart", "group", "--restart-budget", "1", "--restart-file", str(file), "--combined-log")
+    nodes = begin(network, tmp_path, check_models, keys, *flags, str(tmp_path / "combined.log"))
+    for kills in (1, 2):
+        if kills == 2:
+            assert nodes[0].process.stdout is not None
+            assert any(line.startswith("Plait is ready: ") for line in nodes[0].process.stdout)
+        engines = [process for one in nodes for process in one.workers()]
+        workers_of(nodes[1])[0].kill()
+        assert_all_gone(engines)
+    assert wait_for_all(nodes, END_SECONDS) == [5, 5], [one.lines for one in nodes]
+    assert file.read_text().count(".") == 2
+    assert "[nodes 0-1 ranks 0-3]" in (tmp_path / "combined.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_new_head_finds_a_node_that_waits_for_it(
+    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    nodes = begin(network, tmp_path, check_models, keys, "--restart", "group")
+    nodes[0].process.kill()
+    flags = (*LAYOUT, "--restart", "group")
+    again = network.launch(0, tmp_path / "again.log", check_models / "recall-mla", *network.place(0, keys), *flags)
+    wait_until_ready(again)
+    assert network.wrong_recall(0, again.url, "recall-mla", 2, 512) == []
+    interrupt(again)
+    assert wait_for_all([again, nodes[1]], END_SECONDS) == [0, 0]

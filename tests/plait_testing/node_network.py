@@ -127,17 +127,23 @@ class NodeNetwork:
 
     def wrong_recall(self, node: int, url: str, model: str, num: int, context: int) -> list[str]:
         """Ask recall problems from the node itself; the wrong answers."""
-        words = ["-m", "plait_testing.ask_recall", url, model, str(num), str(context)]
+        done = self._ask(node, url, model, str(num), str(context))
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    def try_recall(self, node: int, url: str, model: str) -> None:
+        """Ask a server that may end meanwhile."""
+        self._ask(node, url, model, "1", "512")
+
+    def _ask(self, node: int, *words: str) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
-        done = subprocess.run(
-            self.command(node, *words),
+        return subprocess.run(
+            self.command(node, "-m", "plait_testing.ask_recall", *words),
             capture_output=True,
             text=True,
             check=False,
             env=os.environ | {"PYTHONPATH": path},
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
 
 
 def wait_for_all(nodes: Sequence[Server], seconds: float) -> list[int]:

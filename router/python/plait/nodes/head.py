@@ -69,6 +69,8 @@ class Head:
         self._num_refused = 0
         self._causes: dict[int, Cause] = {}
         """Failures by node, in the order in which they were heard of."""
+        self._last_lines: dict[int, str] = {}
+        """What each node said last."""
         self._is_draining = False
 
     async def run(self, budget: RestartBudget) -> messages.Stop:
@@ -155,18 +157,22 @@ class Head:
     async def _until(self, missing: Callable[[], list[int]], seconds: float | None, phase: str) -> None:
         """Wait until no node is missing. Raises `EndError` for a failure, a request to stop, and a deadline."""
         deadline = time.monotonic() + seconds if seconds is not None else None
-        while nodes := missing():
+        while True:
             self._log.flush()
             self._note_refused()
-            self._take_requests(phase)
             await self._check_failures()
+            if not (nodes := missing()):
+                return
+            self._take_requests(phase)
             if deadline is not None and time.monotonic() > deadline:
                 raise EndError(self._describe_deadline(phase, seconds or 0.0, sorted(nodes)))
             await asyncio.sleep(POLL_SECONDS)
 
     def _describe_deadline(self, phase: str, seconds: float, missing: list[int]) -> Cause:
         names = self._plan.describe_nodes(missing)
-        advice = "look at their own lines"
+        advice = "look at their own lines" + "".join(
+            f"; node {node} said last: {self._last_lines[node]}" for node in missing if node in self._last_lines
+        )
         if phase == "meet":
             port = self._plan.place.head_port
             advice = f"start plait launch there too, and let TCP port {port} of this node through the firewalls"
@@ -226,9 +232,10 @@ class Head:
         first = self._plan.layout.ranks_of(node).start
         for line in lines:
             self._log.add(*read_line(line, node, first))
+            self._last_lines[node] = line
 
     def _on_own_line(self, line: str) -> None:
-        self._log.add(*read_line(line, self._plan.node, self._plan.first_rank))
+        self._log_of(self._plan.node, [line])
 
     def _refused(self) -> list[str]:
         return self._listener.allowlist.refused if self._listener is not None else []

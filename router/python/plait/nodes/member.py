@@ -69,7 +69,9 @@ class Member:
             now = time.monotonic()
             if watching.done():
                 watching.result()
-            self._check_head(now, began, where)
+            self._check_met(now, began, where)
+            if (lost := self._lost_head(now, where)) is not None:
+                return lost
             if self._heard is None and now - last_join > JOIN_SECONDS:
                 self._send(join)
                 last_join = now
@@ -87,8 +89,8 @@ class Member:
             self._take_requests()
         return self._stop
 
-    def _check_head(self, now: float, began: float, where: str) -> None:
-        """Raises `StartError` if it does not answer any more, or never did."""
+    def _check_met(self, now: float, began: float, where: str) -> None:
+        """Raises `StartError` if the head has not answered in time."""
         seconds = self._plan.settings.nodes.meet_timeout_seconds
         if self._heard is None and now - began > seconds:
             raise StartError(
@@ -96,10 +98,14 @@ class Member:
                 "that TCP port through its firewall",
                 ExitCode.RANK_LOST,
             )
-        if self._heard is not None and now - self._heard > LOST_SECONDS:
-            raise StartError(
-                f"node 0 ({where}): no word for {LOST_SECONDS:g} s; it ended, hangs or is cut off", ExitCode.RANK_LOST
-            )
+
+    def _lost_head(self, now: float, where: str) -> messages.Stop | None:
+        """What follows if it does not answer any more: with a policy of restarts this node waits for its return."""
+        if self._heard is None or now - self._heard <= LOST_SECONDS:
+            return None
+        reason = f"node 0 ({where}): no word for {LOST_SECONDS:g} s; it ended, hangs or is cut off"
+        is_restarted = self._plan.settings.nodes.restart != "never"
+        return messages.Stop(Cause(code=int(ExitCode.RANK_LOST), reason=reason), 0.0 if is_restarted else None)
 
     async def _receive(self) -> None:
         while True:
