@@ -39,10 +39,14 @@ class Tiles:
     down: Tile
 
 
-def tiles_for(num_pairs_per_expert: float) -> Tiles:
-    """By the mean length of an expert's list, tuned on an H200: weights are read once where its rows fit one tile."""
+def tiles_for(num_pairs_per_expert: float, width: int) -> Tiles:
+    """By the mean length of an expert's list, tuned on an H200: weights are read once where its rows fit one tile.
+
+    Few rows leave no time for outputs that are not there: ``width`` is that of an expert, or of a rank's shard of it.
+    """
     if num_pairs_per_expert <= 12:
-        return Tiles(Tile(16, 128, 128, 4, 2), Tile(16, 128, 128, 4, 3))
+        gate_up = Tile(16, 64, 128, 4, 3) if width % 128 else Tile(16, 128, 128, 4, 2)
+        return Tiles(gate_up, Tile(16, 128, 128, 4, 3))
     if num_pairs_per_expert <= 24:
         return Tiles(Tile(32, 64, 128, 4, 2), Tile(32, 64, 128, 4, 2))
     if num_pairs_per_expert <= 90:
@@ -64,7 +68,7 @@ def expert_parts(
     """Each pair's output, ``[N, H]``; that of a pair whose expert is -1 is left as it was."""
     num_tokens, top_k = experts_TK.shape
     num_experts, hidden_size, width = down_EHI.shape
-    tiles = tiles_for(num_pairs_per_expert)
+    tiles = tiles_for(num_pairs_per_expert, width)
     lists = (*_list_pairs(experts_TK, num_experts), num_tokens)
     gated_NI = x_TH.new_empty(num_tokens * top_k, width)
     parts_NH = x_TH.new_empty(num_tokens * top_k, hidden_size)

@@ -80,7 +80,7 @@ def tiles(given: tuple[torch.Tensor, ...]) -> dict[str, float]:
     """The grouped GEMM with every tile, first for gate and up, then for down."""
     num_pairs, num_experts = given[4].numel(), given[1].shape[0]
     choose, figures = grouped_gemm_triton.tiles_for, {}
-    usual = choose(num_pairs / num_experts)
+    usual = choose(num_pairs / num_experts, given[2].shape[2])
     for tile in TILES:
         for name, changed in (("gate and up", Tiles(tile, usual.down)), ("down", Tiles(usual.gate_up, tile))):
             grouped_gemm_triton.tiles_for = lambda *_, changed=changed: changed
