@@ -14,6 +14,8 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Whether decode steps are captured."""
     cuda_graph_max_bs: int | None
     """Rows of the largest captured step; None means all slots, as far as sizes are listed."""
+    custom_all_reduce: bool
+    """Whether ranks on GPUs may reduce through each other's memory; else NCCL does."""
 
 
 class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

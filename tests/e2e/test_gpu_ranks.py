@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from plait_testing import gpu_runs
+from plait_testing import gpu_runs, recall
 from plait_testing.recording import Record
 from plait_testing.running_server import StartServer
 
 pytestmark = pytest.mark.multi_gpu
 MODELS = ("recall-gqa", "recall-mla")
-VARIANTS = {"default": (), **gpu_runs.VARIANTS}
+VARIANTS = {"default": (), "no-custom-all-reduce": ("--no-custom-all-reduce",), **gpu_runs.VARIANTS}
+PLUGIN = Path(gpu_runs.__file__).parent / "rank_plugin"
 
 
 @pytest.fixture(params=MODELS)
@@ -61,6 +63,19 @@ def test_a_killed_rank_ends_the_other_in_the_midst_of_its_collectives(
     assert running.wait() == 5
     assert f"rank {lost} was lost: worker {lost} was killed by SIGKILL" in running.last_line
     assert not workers[1 - lost].is_running()
+
+
+def test_ranks_that_cannot_open_each_other_s_memory_go_on_by_nccl_and_say_so(
+    check_models: Path, server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PLAIT_TEST_UNREACHABLE", "1")
+    running = server(check_models / "recall-gqa", "--device", "cuda", "--tp", "2")
+    assert running.url, running.errors
+    said = "all-reduce: NCCL; the peer kernel cannot open the memory of another GPU: the CUDA driver answered"
+    assert f"{said} CUDA_ERROR_PEER_ACCESS_UNSUPPORTED on rank 1" in running.errors
+    asked = recall.problems(seed=7, num=10, context=2048)
+    assert not recall.ask_all(running.url, asked, model="recall-gqa", concurrency=5)
 
 
 def rank_of(process: psutil.Process) -> int:

@@ -35,7 +35,7 @@ def save_tiny_llama(folder: Path) -> LlamaForCausalLM:
 def config_for(model: Path, run_dir: Path, /, **changes: object) -> WorkerConfig:
     """What the engine's side writes for one rank of this model; ``changes`` may name fields of the nested structs."""
     nested: dict[str, dict[str, object]] = {
-        "device": {"device": "cpu", "cuda_graphs": True, "cuda_graph_max_bs": 8},
+        "device": {"device": "cpu", "cuda_graphs": True, "cuda_graph_max_bs": 8, "custom_all_reduce": True},
         "attention": {"attention_backend": "auto", "mla_context_chunk_size": 64},
         "kv_cache": {"kv_cache_dtype": "auto", "k_scale": 1.0, "v_scale": 1.0},
         "parallel": {"world": 1, "dp": 1, "dp_attention": False},

@@ -44,7 +44,7 @@ def all_flags() -> list[str]:
 SETTINGS = """
     host port api-key-file served-model-name enable-prompt-tokens-details trust-user-field
     dtype load-format chat-template chat-template-kwargs
-    device attention-backend cuda-graphs cuda-graph-max-bs
+    device attention-backend cuda-graphs cuda-graph-max-bs custom-all-reduce
     max-model-len max-batch-tokens max-seqs long-prefill-token-threshold mixed max-queue overlap
     itl-target-ms policy prefill-starvation-steps max-queue-tokens max-queue-seconds max-skip-ahead
     priority-preemption-threshold priority-aging-seconds
@@ -117,6 +117,7 @@ ALIASES = {
 }
 NO_ALIASES = {
     "--no-cuda-graphs": ("--enforce-eager", "--disable-cuda-graph"),
+    "--no-custom-all-reduce": ("--disable-custom-all-reduce",),
     "--no-overlap": ("--disable-overlap-schedule",),
     "--no-prefix-cache": ("--disable-radix-cache",),
 }

@@ -10,6 +10,7 @@ from plait.settings import AttentionSettings, DeviceSettings, SchedulerSettings,
 CPU, GPU = "cpu, 2 threads, cpu attention", "NVIDIA H200, triton attention"
 LLAMA, LATENT = "llama", "deepseek_v3"
 NO_GRAPHS = DeviceSettings(cuda_graphs=False, cuda_graph_max_bs=8)
+WITHOUT_PEERS = DeviceSettings(custom_all_reduce=False)
 CHUNKS = AttentionSettings(mla_context_chunk_size=64)
 
 
@@ -20,6 +21,8 @@ CHUNKS = AttentionSettings(mla_context_chunk_size=64)
         (ServeSettings(attention=CHUNKS), LATENT, CPU, None),
         (ServeSettings(device=DeviceSettings(cuda_graph_max_bs=8)), LLAMA, GPU, None),
         (ServeSettings(device=DeviceSettings(cuda_graphs=False)), LLAMA, GPU, None),
+        (ServeSettings(device=WITHOUT_PEERS), LLAMA, GPU, None),
+        (ServeSettings(device=WITHOUT_PEERS), LLAMA, CPU, "--no-custom-all-reduce (CPUs reduce by gloo)"),
         (ServeSettings(device=NO_GRAPHS), LLAMA, GPU, "--cuda-graph-max-bs (--no-cuda-graphs captures no steps)"),
         (ServeSettings(scheduler=SchedulerSettings(policy="fair", priority_aging_seconds=5)), LLAMA, CPU, None),
         (

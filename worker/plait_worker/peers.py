@@ -1,16 +1,23 @@
-"""What a rank does over its peers' memory: the all-reduce of a replica, the exchange of a group that shares experts.
+"""What a rank does over its peers' memory: the all-reduces of a replica, the exchange of a group that shares experts.
 
 Each includes the sum with the residual and the RMS norm after it. They are opened when the model's width is known.
-Until then, and where GPUs cannot open each other's memory, NCCL is used.
+Until then, and where GPUs cannot open each other's memory, NCCL is used. Shapes: N rows, D the width.
 """
 
 from __future__ import annotations
 
-from plait_kernels.collective import ExpertExchange, PeerAllReduce
+import torch
+from plait_kernels.collective import CopiedAllReduce, Copying, ExpertExchange, PeerAllReduce
 from plait_proto import ExitCode
 from torch import Tensor
 
 from plait_worker.errors import WorkerError
+
+LEAST_HIDDEN = 7168
+"""Rows of a step from which copies of one half are hidden behind the GEMMs of the other; never in a captured step.
+
+Two halves' GEMMs take 5% longer than the whole's on an H200, and twice the launches: fewer rows gain nothing.
+"""
 
 
 class Peers:
@@ -20,6 +27,7 @@ class Peers:
         """Nothing is opened yet."""
         self.all_reduce: PeerAllReduce | None = None
         self.exchange: ExpertExchange | None = None
+        self.copied: CopiedAllReduce | None = None
         self._places: list[str] = []
 
     def add_place(self, name: str) -> int:
@@ -43,16 +51,38 @@ class Peers:
             return None
         return self.all_reduce.largest_logit(logits_SU, own_ids_S, first, num_own, place)
 
+    def hides(self, x_ND: Tensor) -> bool:
+        """Whether ``begin`` takes each half of a step's rows."""
+        if self.copied is None or x_ND.shape[0] < LEAST_HIDDEN:
+            return False
+        if x_ND.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        return all(self.copied.supports(x_ND[rows]) for rows in halves(x_ND.shape[0]))
+
+    def begin(self, partial_ND: Tensor) -> Copying:
+        """Carry a partial sum of ``hides`` to the peers, behind what the current stream computes next."""
+        assert self.copied is not None
+        return self.copied.begin(partial_ND)
+
+    def finish(
+        self, copying: Copying, residual_ND: Tensor, weight_D: Tensor, eps: float, place: int
+    ) -> tuple[Tensor, Tensor]:
+        """The norm of the ranks' sum and the residual, and that sum."""
+        assert self.copied is not None
+        return self.copied.finish(copying, residual_ND, weight_D, eps, place)
+
     def limit_waits(self, seconds: float) -> None:
         """From now on, give a peer up after so long."""
-        for opened in (self.all_reduce, self.exchange):
+        for opened in (self.all_reduce, self.copied, self.exchange):
             if opened is not None:
                 opened.limit_spins(seconds)
 
     def check(self) -> None:
         """Raise ``WorkerError`` of code RANK_LOST if a launch waited for a peer in vain."""
-        if self.all_reduce is not None and (lost := self.all_reduce.lost) is not None:
-            raise self._rank_lost(lost.rank, lost.peer, f"collective {lost.launch}, before {self._places[lost.place]}")
+        for reduce in (self.all_reduce, self.copied):
+            if reduce is not None and (lost := reduce.lost) is not None:
+                where = f"collective {lost.launch}, before {self._places[lost.place]}"
+                raise self._rank_lost(lost.rank, lost.peer, where)
         if self.exchange is not None and (missing := self.exchange.lost) is not None:
             raise self._rank_lost(missing.rank, missing.peer, f"the exchange at {self._places[missing.place]}")
 
@@ -63,3 +93,9 @@ class Peers:
             f"rank {rank} waited in vain for rank {peer} in {where}: rank {peer} is gone or stopped, or computes "
             "another step",
         )
+
+
+def halves(num_rows: int) -> tuple[slice, slice]:
+    """Of a step's rows."""
+    middle = -(-num_rows // 2)
+    return slice(middle), slice(middle, num_rows)

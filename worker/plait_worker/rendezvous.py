@@ -5,6 +5,7 @@ NVLink multicast is never used: on some shared hosts it takes every GPU out of s
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from plait_kernels.collective import (
     EMPTY,
+    CopiedAllReduce,
     ExchangeLimits,
     ExpertExchange,
     Limits,
@@ -34,6 +36,7 @@ from plait_worker.link import Link
 from plait_worker.meeting import open_store
 from plait_worker.model_config import ModelConfig
 from plait_worker.parallel import Parallel
+from plait_worker.peers import LEAST_HIDDEN
 
 _log = logging.getLogger(__name__)
 
@@ -147,20 +150,28 @@ def connect_gpus(parallel: Parallel, device: torch.device) -> None:
         ) from error
 
 
-def open_peers(parallel: Parallel, device: torch.device, model: ModelConfig, dtype: torch.dtype, max_rows: int) -> None:
+def open_peers(
+    parallel: Parallel,
+    device: torch.device,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    max_rows: int,
+    custom_all_reduce: bool,
+) -> None:
     """Open the GPUs' memory to each other; the log says why if NCCL is used instead."""
     if device.type == "cpu":
         return
     num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    refusal = None if custom_all_reduce else "is off (--no-custom-all-reduce)"
     if parallel.world > 1:
-        reason = unsupported_reason(parallel.world, model.hidden_size, dtype)
+        reason = refusal or unsupported_reason(parallel.world, model.hidden_size, dtype)
         if reason is None:
             limits = Limits(max_rows, model.hidden_size, dtype, num_multiprocessors, _START_SECONDS)
-            reason = _open_all_reduce(parallel, device, limits)
+            reason = _open_all_reduce(parallel, device, limits, is_dense=model.moe is None and model.mla is None)
         _log_peers(parallel, "all-reduce", reason)
     if parallel.experts is not None and model.moe is not None and parallel.everyone.world > 1:
         top_k = model.moe.num_experts_per_token
-        reason = _exchange_refusal(parallel, model.hidden_size, top_k, dtype)
+        reason = refusal or _exchange_refusal(parallel, model.hidden_size, top_k, dtype)
         if reason is None:
             sizes = (max_rows, model.hidden_size, top_k, dtype, num_multiprocessors, _START_SECONDS)
             reason = _open_exchange(parallel, parallel.experts, device, ExchangeLimits(*sizes))
@@ -178,15 +189,28 @@ def _exchange_refusal(parallel: Parallel, width: int, top_k: int, dtype: torch.d
     return unsupported_exchange(parallel.everyone.world, width, top_k, dtype)
 
 
-def _open_all_reduce(parallel: Parallel, device: torch.device, limits: Limits) -> str | None:
+def _open_all_reduce(parallel: Parallel, device: torch.device, limits: Limits, is_dense: bool) -> str | None:
     """None if every rank could; else why one could not, the same on all."""
 
     def connect(addresses: list[int]) -> PeerAllReduce:
         return PeerAllReduce(parallel.rank, addresses, limits, device)
 
-    opened, reason = _open_memory(parallel, device, limits.memory_bytes(parallel.world), connect)
+    opened, reason = _open_memory(parallel, device, limits.memory_bytes(parallel.world), EMPTY, connect)
     parallel.peers.all_reduce = opened
+    if opened is not None and is_dense and limits.max_rows >= LEAST_HIDDEN:
+        parallel.peers.copied = _open_copies(parallel, device, limits)
     return reason
+
+
+def _open_copies(parallel: Parallel, device: torch.device, whole: Limits) -> CopiedAllReduce | None:
+    """For halves of a step's rows. A block waits for copies alone, so that two share a multiprocessor."""
+    limits = dataclasses.replace(whole, max_rows=-(-whole.max_rows // 2), max_blocks=2 * whole.max_blocks)
+
+    def connect(addresses: list[int]) -> CopiedAllReduce:
+        return CopiedAllReduce(parallel.rank, addresses, limits, device)
+
+    num_bytes = CopiedAllReduce.memory_bytes(limits, parallel.world)
+    return _open_memory(parallel, device, num_bytes, 0, connect)[0]
 
 
 def _open_exchange(
@@ -198,19 +222,19 @@ def _open_exchange(
     def connect(addresses: list[int]) -> ExpertExchange:
         return ExpertExchange(everyone.rank, addresses, limits, device)
 
-    opened, reason = _open_memory(everyone, device, limits.memory_bytes(everyone.world), connect)
+    opened, reason = _open_memory(everyone, device, limits.memory_bytes(everyone.world), EMPTY, connect)
     parallel.peers.exchange = experts.peers.exchange = opened
     return reason
 
 
 def _open_memory(
-    parallel: Parallel, device: torch.device, num_bytes: int, connect: Callable[[list[int]], T]
+    parallel: Parallel, device: torch.device, num_bytes: int, word: int, connect: Callable[[list[int]], T]
 ) -> tuple[T | None, str | None]:
-    """What ``connect`` makes of all ranks' memory; or the first rank's reason why it failed somewhere."""
+    """What ``connect`` makes of all ranks' memory, filled with ``word``; or why it failed on a rank."""
 
     def allocate() -> PeerMemory:
         memory = PeerMemory(num_bytes, device)
-        memory.fill(EMPTY)
+        memory.fill(word)
         return memory
 
     if len(set(parallel.exchange(_BOOT_ID.read_bytes()))) > 1:

@@ -124,7 +124,7 @@ def load(config: WorkerConfig, member: Member) -> Loaded:
     with _log_duration("weights"):
         model = _load_model(config, device, parallel)
     max_tokens = config.max_batch_tokens + config.max_seqs
-    open_peers(parallel, device, model.config, model.dtype, max_tokens)
+    open_peers(parallel, device, model.config, model.dtype, max_tokens, config.device.custom_all_reduce)
     requirements = requirements_for(
         model.attention_specs, config.pages.page_size, config.attention.mla_context_chunk_size, max_tokens, device
     )
@@ -148,6 +148,7 @@ def _step_facts(config: WorkerConfig, model: Model[Any], attention: ModelAttenti
         "--max-batch-tokens": str(config.max_batch_tokens),
         "--max-seqs": str(config.max_seqs),
         "--cuda-graphs": str(config.device.cuda_graphs),
+        "--custom-all-reduce": str(config.device.custom_all_reduce),
     }
 
 

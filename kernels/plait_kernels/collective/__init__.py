@@ -4,6 +4,7 @@
 never used.
 """
 
+from plait_kernels.collective.copied_all_reduce import CopiedAllReduce, Copying
 from plait_kernels.collective.expert_exchange import (
     ExchangeLimits,
     ExpertExchange,
@@ -17,6 +18,8 @@ from plait_kernels.collective.reference import add_partials_rms_norm, largest_lo
 
 __all__ = [
     "EMPTY",
+    "CopiedAllReduce",
+    "Copying",
     "ExchangeLimits",
     "ExpertExchange",
     "GatheredRows",

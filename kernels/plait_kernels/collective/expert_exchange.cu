@@ -33,6 +33,7 @@ struct State {
     unsigned long long spin_nanoseconds;
     unsigned* report;         // on the host: is lost, rank, peer, place
     uint4* memory[MAX_RANKS];  // of each rank: [world - 1][capacity] rows with ids and weights, then as many sums
+    mutable unsigned has_lost_peer;  // as the report, which is too far away for thousands of threads that wait
 };
 
 // In device memory; the host writes it before each step.
@@ -122,11 +123,12 @@ __device__ uint4 take(uint4* address, const State& state, unsigned source, unsig
         const unsigned long long limit = now() + state.spin_nanoseconds;
         for (unsigned spins = 1; !is_there(vector = peek(address)); ++spins) {
             if (spins % SPINS_BETWEEN_LOOKS) continue;
-            if (report[0]) break;
+            if (*static_cast<const volatile unsigned*>(&state.has_lost_peer)) break;
             if (now() < limit) continue;
             report[1] = state.rank, report[2] = source, report[3] = place;
             __threadfence_system();
             report[0] = 1;
+            state.has_lost_peer = 1;
             break;
         }
     }

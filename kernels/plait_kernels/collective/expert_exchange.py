@@ -20,7 +20,7 @@ from plait_kernels.nvrtc import Kernel, can_compile, compile_kernels
 
 _SOURCE = Path(__file__).with_name("expert_exchange.cu")
 _MAX_RANKS, _MAX_THREADS, _VECTOR_BYTES = 8, 1024, 16
-_STATE = struct.Struct(f"<2I4Q{_MAX_RANKS}Q")
+_STATE = struct.Struct(f"<2I4Q{_MAX_RANKS}QI")
 """``State`` of ``expert_exchange.cu``."""
 _SPIN_OFFSET = struct.calcsize("<2I2Q")
 _REGISTERS_FOR = 1024
@@ -117,6 +117,7 @@ class ExpertExchange:
             *(rank, len(memories)),
             *(limits.max_rows, limits.row_vectors, int(limits.spin_seconds * 1e9), self._report.data_ptr()),
             *(*memories, *[0] * (_MAX_RANKS - len(memories))),
+            0,
         )
         self._state = torch.frombuffer(bytearray(state), dtype=torch.uint8).to(device)
         self._step = torch.zeros(_MAX_RANKS + 2, dtype=torch.int32, device=device)

@@ -8,6 +8,10 @@
 // which began after all blocks of this one had emptied the slot.
 //
 // Every launch has the same shape on all ranks, and its blocks are resident all at once, since they wait for the peers'.
+//
+// Large matrices may come by copy engines instead, while a GEMM has the multiprocessors. A flag behind the vectors then
+// tells that they have come. Four slots alternate, by the host's count of launches: a rank copies for launch n after its
+// sum n - 2. So a peer copies into a slot again after its sum n + 2, which needed what this rank copied after its sum n.
 
 #ifndef VECTORS
 #define VECTORS 1
@@ -16,6 +20,7 @@
 typedef long long Long;
 
 constexpr int SLOTS = 2;
+constexpr int COPY_SLOTS = 4;
 constexpr int MAX_RANKS = 8;
 constexpr int MAX_BLOCKS = 512;
 // Two elements of minus zero; a rank pushes plus zeros instead.
@@ -28,8 +33,10 @@ struct State {
     unsigned long long capacity;        // vectors of one rank in a slot
     unsigned long long spin_nanoseconds;
     unsigned* report;                   // on the host: is lost, rank, peer, launch, place
-    uint4* memory[MAX_RANKS];           // of each rank: [SLOTS][world - 1][capacity]
+    // Of each rank: [SLOTS][world - 1][capacity]; with copies [COPY_SLOTS] of them, and then as many flags.
+    uint4* memory[MAX_RANKS];
     unsigned num_launches[MAX_BLOCKS];  // before this one; each block reads its own, so that none waits for another
+    unsigned has_lost_peer;  // as the report, which is too far away for thousands of threads that wait
 };
 
 __device__ float low(unsigned word) {
@@ -103,21 +110,42 @@ __device__ unsigned long long now() {
     return nanoseconds;
 }
 
-// Waits until a peer has written a vector, and empties its place. A peer that does not write within the limit is
-// reported, and nothing is waited for from then on: the host ends the process.
-__device__ uint4 take(uint4* address, const State& state, unsigned source, unsigned launch, unsigned place) {
+// How long a thread waits for a peer. One that does not write within the limit is reported, and nothing is waited for
+// from then on: the host ends the process.
+class Timeout {
+   public:
+    __device__ Timeout(State& state, unsigned source, unsigned launch, unsigned place)
+        : state_(state), source_(source), launch_(launch), place_(place), limit_(now() + state.spin_nanoseconds) {}
+
+    __device__ bool is_over() {
+        if (++spins_ % SPINS_BETWEEN_LOOKS) return false;
+        if (*static_cast<volatile unsigned*>(&state_.has_lost_peer)) return true;
+        if (now() < limit_) return false;
+        report();
+        return true;
+    }
+
+   private:
+    __device__ void report() {
+        volatile unsigned* report = state_.report;
+        report[1] = state_.rank, report[2] = source_, report[3] = launch_, report[4] = place_;
+        __threadfence_system();
+        report[0] = 1;
+        state_.has_lost_peer = 1;
+    }
+
+    State& state_;
+    const unsigned source_, launch_, place_;
+    const unsigned long long limit_;
+    unsigned spins_ = 0;
+};
+
+// Waits until a peer has written a vector, and empties its place.
+__device__ uint4 take(uint4* address, State& state, unsigned source, unsigned launch, unsigned place) {
     uint4 vector = peek(address);
     if (!is_there(vector)) {
-        volatile unsigned* report = state.report;
-        const unsigned long long limit = now() + state.spin_nanoseconds;
-        for (unsigned spins = 1; !is_there(vector = peek(address)); ++spins) {
-            if (spins % SPINS_BETWEEN_LOOKS) continue;
-            if (report[0]) break;
-            if (now() < limit) continue;
-            report[1] = state.rank, report[2] = source, report[3] = launch, report[4] = place;
-            __threadfence_system();
-            report[0] = 1;
-            break;
+        Timeout timeout(state, source, launch, place);
+        while (!is_there(vector = peek(address)) && !timeout.is_over()) {
         }
     }
     *address = {EMPTY, EMPTY, EMPTY, EMPTY};
@@ -168,6 +196,57 @@ class Exchange {
     unsigned launch_;
 };
 
+// The same where the host has let copy engines push. `flag` is what they bring behind the vectors of this launch.
+class Copied {
+   public:
+    __device__ Copied(State* state, unsigned place, unsigned launch, unsigned flag)
+        : rank(state->rank), world(state->world), state_(state), place_(place), launch_(launch), flag_(flag) {}
+
+    __device__ void begin() const {
+        const unsigned source = threadIdx.x;
+        if (source < world && source != rank) {
+            const unsigned* const flag = flags() + region_of(source);
+            Timeout timeout(*state_, source, launch_, place_);
+            while (acquire(flag) != flag_ && !timeout.is_over()) {
+            }
+        }
+        __syncthreads();
+    }
+
+    __device__ void push_to_all(Long, uint4) const {}
+
+    __device__ uint4 take_from(unsigned source, Long at) const {
+        uint4 vector;
+        const uint4* const address = state_->memory[rank] + region_of(source) * state_->capacity + at;
+        asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(vector.x), "=r"(vector.y), "=r"(vector.z), "=r"(vector.w)
+                     : "l"(address));
+        return vector;
+    }
+
+    __device__ void end() const {}
+
+    const unsigned rank, world;
+
+   private:
+    __device__ static unsigned acquire(const unsigned* address) {
+        unsigned word;
+        asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(word) : "l"(address) : "memory");
+        return word;
+    }
+
+    __device__ unsigned long long region_of(unsigned source) const {
+        return launch_ % COPY_SLOTS * (world - 1ull) + (source < rank ? source : source - 1);
+    }
+
+    __device__ const unsigned* flags() const {
+        return reinterpret_cast<const unsigned*>(state_->memory[rank] + COPY_SLOTS * (world - 1ull) * state_->capacity);
+    }
+
+    State* const state_;
+    const unsigned place_, launch_, flag_;
+};
+
 __device__ float block_sum(float value) {
     __shared__ float of_warp[32];
     for (int offset = 16; offset; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
@@ -205,9 +284,10 @@ struct Vectors {
 };
 
 // One block at a time has a row; a thread has VECTORS vectors of 8 elements of it.
+template <typename Source>
 class Reduction {
    public:
-    __device__ Reduction(const Arguments& given, const Exchange& exchange) : given_(given), exchange_(exchange) {
+    __device__ Reduction(const Arguments& given, const Source& exchange) : given_(given), exchange_(exchange) {
         weight_ = load(given_.weight, 0);
     }
 
@@ -288,7 +368,7 @@ class Reduction {
     }
 
     const Arguments given_;
-    Exchange exchange_;
+    Source exchange_;
     Vectors weight_;
 };
 
@@ -296,8 +376,20 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     all_reduce_add_rms_norm(const uint4* x, const uint4* residual, const uint4* weight, uint4* normed, uint4* sum,
                             Long num_rows, Long row_vectors, double eps, Long place, State* state) {
     let_the_next_kernel_begin();
-    Reduction reduction({x, residual, weight, normed, sum, num_rows, row_vectors, static_cast<float>(eps)},
-                        Exchange(state, static_cast<unsigned>(place)));
+    Reduction<Exchange> reduction({x, residual, weight, normed, sum, num_rows, row_vectors, static_cast<float>(eps)},
+                                  Exchange(state, static_cast<unsigned>(place)));
+    wait_for_the_kernel_before();
+    reduction.run();
+}
+
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    add_copied_rms_norm(const uint4* x, const uint4* residual, const uint4* weight, uint4* normed, uint4* sum,
+                        Long num_rows, Long row_vectors, double eps, Long place, State* state, Long launch,
+                        Long flag) {
+    let_the_next_kernel_begin();
+    Reduction<Copied> reduction(
+        {x, residual, weight, normed, sum, num_rows, row_vectors, static_cast<float>(eps)},
+        Copied(state, static_cast<unsigned>(place), static_cast<unsigned>(launch), static_cast<unsigned>(flag)));
     wait_for_the_kernel_before();
     reduction.run();
 }

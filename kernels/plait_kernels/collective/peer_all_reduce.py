@@ -22,7 +22,7 @@ EMPTY = 0x80008000
 _SLOTS, _MAX_RANKS, _MAX_BLOCKS = 2, 8, 512
 _VECTOR_BYTES = 16
 _MAX_THREADS = 1024
-_STATE = struct.Struct(f"<2I3Q{_MAX_RANKS}Q{_MAX_BLOCKS}I")
+_STATE = struct.Struct(f"<2I3Q{_MAX_RANKS}Q{_MAX_BLOCKS}II")
 """``State`` of ``peer_all_reduce.cu``."""
 _SPIN_OFFSET = struct.calcsize("<2IQ")
 
@@ -75,22 +75,10 @@ class PeerAllReduce:
 
     def __init__(self, rank: int, memories: Sequence[int], limits: Limits, device: torch.device) -> None:
         """``memories`` are the addresses on this device of every rank's memory, filled with ``EMPTY``."""
-        row_vectors = limits.width * limits.dtype.itemsize // _VECTOR_BYTES
-        vectors = 1 if row_vectors <= _MAX_THREADS else 2
-        self._threads = -(-row_vectors // vectors // 32) * 32
         self._limits = limits
-        self._row_vectors = row_vectors
-        self._kernels = _compile(limits.dtype, vectors, device)
-        self._report = torch.zeros(5, dtype=torch.int32, pin_memory=True)
-        filled = [*memories, *[0] * (_MAX_RANKS - len(memories))]
-        state = _STATE.pack(
-            *(rank, len(memories)),
-            *(limits.max_rows * row_vectors, int(limits.spin_seconds * 1e9), self._report.data_ptr()),
-            *filled,
-            *[0] * _MAX_BLOCKS,
-        )
-        self._state = torch.frombuffer(bytearray(state), dtype=torch.uint8).to(device)
-        torch.cuda.synchronize(device)
+        self._shape = row_shape(limits)
+        self._kernels = compile_for(limits, device)
+        self._watch = Watch(rank, memories, limits, device)
 
     def supports(self, partial_ND: Tensor) -> bool:
         """Whether a call fits."""
@@ -103,10 +91,10 @@ class PeerAllReduce:
     ) -> tuple[Tensor, Tensor]:
         """See ``plait_kernels.collective.reference.add_partials_rms_norm``; ``place`` is reported if a peer is lost."""
         normed_ND, sum_ND = torch.empty_like(residual_ND), torch.empty_like(residual_ND)
-        num_rows = partial_ND.shape[0]
-        shape = (min(num_rows, self._limits.max_blocks, _MAX_BLOCKS), self._threads, 0)
-        given = (partial_ND, residual_ND, weight_D, normed_ND, sum_ND, num_rows, self._row_vectors)
-        self._kernels["all_reduce_add_rms_norm"](shape, *given, float(eps), place, self._state, pdl=True)
+        num_rows, shape = partial_ND.shape[0], self._shape
+        blocks = (min(num_rows, self._limits.max_blocks, _MAX_BLOCKS), shape.threads, 0)
+        given = (partial_ND, residual_ND, weight_D, normed_ND, sum_ND, num_rows, shape.vectors)
+        self._kernels["all_reduce_add_rms_norm"](blocks, *given, float(eps), place, self._watch.state, pdl=True)
         return normed_ND, sum_ND
 
     def supports_logits(self, logits_NU: Tensor) -> bool:
@@ -123,23 +111,74 @@ class PeerAllReduce:
         ids_N = torch.empty(logits_NU.shape[0], dtype=torch.int64, device=logits_NU.device)
         given = (logits_NU, logits_NU.stride(0), own_ids_N, ids_N, len(ids_N), first, num_own)
         self._kernels["largest_logit"](
-            (1, min(-(-len(ids_N) // 32) * 32, _MAX_THREADS), 0), *given, place, self._state, pdl=True
+            (1, min(-(-len(ids_N) // 32) * 32, _MAX_THREADS), 0), *given, place, self._watch.state, pdl=True
         )
         return ids_N
 
     def limit_spins(self, seconds: float) -> None:
         """Give a peer up after so long, in launches that the host makes or replays from now on."""
-        nanoseconds = torch.tensor([int(seconds * 1e9)], dtype=torch.int64).view(torch.uint8)
-        self._state[_SPIN_OFFSET : _SPIN_OFFSET + 8].copy_(nanoseconds)
+        self._watch.limit_spins(seconds)
 
     @property
     def lost(self) -> Lost | None:
         """The first wait that was given up; results after it are wrong. Costs nothing: it is in the host's memory."""
+        return self._watch.lost
+
+
+class Watch:
+    """What the kernels of a rank know of the others, and their report of one that did not come."""
+
+    def __init__(self, rank: int, memories: Sequence[int], limits: Limits, device: torch.device) -> None:
+        """As ``PeerAllReduce``."""
+        self._report = torch.zeros(5, dtype=torch.int32, pin_memory=True)
+        filled = [*memories, *[0] * (_MAX_RANKS - len(memories))]
+        capacity = limits.max_rows * row_shape(limits).vectors
+        spin_nanoseconds = int(limits.spin_seconds * 1e9)
+        state = _STATE.pack(
+            *(rank, len(memories), capacity, spin_nanoseconds, self._report.data_ptr()),
+            *filled,
+            *[0] * (_MAX_BLOCKS + 1),
+        )
+        self.state = torch.frombuffer(bytearray(state), dtype=torch.uint8).to(device)
+        torch.cuda.synchronize(device)
+
+    def limit_spins(self, seconds: float) -> None:
+        """See ``PeerAllReduce``."""
+        nanoseconds = torch.tensor([int(seconds * 1e9)], dtype=torch.int64).view(torch.uint8)
+        self.state[_SPIN_OFFSET : _SPIN_OFFSET + 8].copy_(nanoseconds)
+
+    @property
+    def lost(self) -> Lost | None:
+        """See ``PeerAllReduce``."""
         is_lost, *rest = self._report.tolist()
         return Lost(*rest) if is_lost else None
+
+
+@dataclass(frozen=True, slots=True)
+class RowShape:
+    """How a row is divided among the threads of a block."""
+
+    vectors: int
+    """Of 16 bytes."""
+    vectors_per_thread: int
+    threads: int
+
+
+def row_shape(limits: Limits) -> RowShape:
+    """Of rows that ``unsupported_reason`` allows."""
+    vectors = limits.width * limits.dtype.itemsize // _VECTOR_BYTES
+    per_thread = 1 if vectors <= _MAX_THREADS else 2
+    return RowShape(vectors, per_thread, -(-vectors // per_thread // 32) * 32)
+
+
+def compile_for(limits: Limits, device: torch.device) -> dict[str, Kernel]:
+    """The kernels of ``peer_all_reduce.cu`` by name."""
+    return _compile(limits.dtype, row_shape(limits).vectors_per_thread, device)
 
 
 @functools.cache
 def _compile(dtype: torch.dtype, vectors: int, device: torch.device) -> dict[str, Kernel]:
     defines = (f"VECTORS={vectors}", "PDL", *(("IS_HALF",) if dtype == torch.float16 else ()))
-    return compile_kernels(_SOURCE, ("all_reduce_add_rms_norm", "largest_logit"), defines, device)
+    return compile_kernels(
+        _SOURCE, ("all_reduce_add_rms_norm", "add_copied_rms_norm", "largest_logit"), defines, device
+    )

@@ -148,6 +148,13 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
             unset="--max-seqs, up to 1024",
         ),
     ] = None
+    custom_all_reduce: Annotated[
+        bool,
+        Setting(
+            "let the GPUs of a replica write into each other's memory for all-reduces; off leaves these to NCCL",
+            off=("--disable-custom-all-reduce",),
+        ),
+    ] = True
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):

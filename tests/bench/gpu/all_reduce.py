@@ -25,7 +25,7 @@ import torch.multiprocessing as mp
 from plait.bench.result_file import commit, machine, versions
 from plait_kernels.collective import EMPTY, Limits, PeerAllReduce, PeerMemory
 from plait_kernels.norm import add_rms_norm
-from plait_kernels.nvrtc import Kernel, compile_source
+from plait_kernels.nvrtc import Kernel, check, compile_source
 from plait_worker.rendezvous import forbid_multicast
 from torch import Tensor
 
@@ -135,6 +135,10 @@ def measure_links(gpu: Gpu) -> None:
             run = partial(kernels["copy"], (blocks, 1024, 0), *arguments)
             gpu.note(f"{name}, {blocks} blocks, both directions", "rate", "GB/s", timed(run))
             gpu.note(f"{name}, {blocks} blocks, one direction", "rate", "GB/s", timed(nothing if gpu.rank else run))
+    for name, to, source in (("push", peer, own.data_ptr()), ("read", own.data_ptr(), peer)):
+        run = partial(copy_by_engine, to, source)
+        gpu.note(f"{name}, copy engine, both directions", "rate", "GB/s", timed(run))
+        gpu.note(f"{name}, copy engine, one direction", "rate", "GB/s", timed(nothing if gpu.rank else run))
     rounds = 1000
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     gpu.exchange(b"")
@@ -145,6 +149,12 @@ def measure_links(gpu: Gpu) -> None:
         end.record()
         end.synchronize()
     gpu.note("a word there and back", "time", "us", begin.elapsed_time(end) * 1000 / rounds)
+
+
+def copy_by_engine(to: int, source: int) -> None:
+    from cuda.bindings import driver
+
+    check(driver.cuMemcpyAsync(to, source, LINK_BYTES, torch.cuda.current_stream().cuda_stream))
 
 
 def link_kernels(device: torch.device) -> dict[str, Kernel]:

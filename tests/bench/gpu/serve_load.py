@@ -93,7 +93,8 @@ class Bench:
 
     def _load(self, server: Server, case: LoadCase) -> Ran:
         folder = self.logs / f"bench-{len(self.runs)}"
-        words = ["--url", server.url, "--no-plots", "--warmup", "4", "--keep-streams", f"{NUM_STREAMS}", "--requests"]
+        words = ["--url", server.url, "--no-plots", "--warmup", "4", "--count-by", "token-ids"]
+        words += ["--keep-streams", f"{NUM_STREAMS}", "--requests"]
         command = [sys.executable, "-m", "plait.cli", "bench", "serve", *words, "--out", str(folder)]
         try:
             done = subprocess.run(

@@ -117,7 +117,7 @@ def open_rank(
         model=str(folder),
         run_dir=str(folder),
         parallel=ParallelConfig(world=world, dp=1, dp_attention=False),
-        device=DeviceConfig(device="cuda", cuda_graphs=graphs, cuda_graph_max_bs=512),
+        device=DeviceConfig(device="cuda", cuda_graphs=graphs, cuda_graph_max_bs=512, custom_all_reduce=True),
         attention=AttentionConfig(attention_backend=attention, mla_context_chunk_size=4096),
         load_format="dummy",
         dtype="bfloat16",

@@ -14,7 +14,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from plait_kernels.collective import EMPTY, Limits, PeerAllReduce, PeerMemory, add_partials_rms_norm, largest_logit
+from plait_kernels.collective import (
+    EMPTY,
+    CopiedAllReduce,
+    Limits,
+    PeerAllReduce,
+    PeerMemory,
+    add_partials_rms_norm,
+    largest_logit,
+)
 from plait_kernels.sampling import sample_greedy
 from torch import Tensor
 
@@ -202,6 +210,53 @@ def test_a_million_reductions_of_several_sizes_leave_both_sides_the_same() -> No
     for of in problems.values():
         assert torch.isfinite(of.partials[0]).all()
         assert torch.equal(*of.partials)
+
+
+@dataclass
+class CopyingSide:
+    """A rank on a stream of its own, whose partial sums copy engines carry."""
+
+    reduce: CopiedAllReduce
+    stream: torch.cuda.Stream
+
+
+def two_copying_sides(of: Limits, world: int = 2) -> list[CopyingSide]:
+    memories = [PeerMemory(CopiedAllReduce.memory_bytes(of, world), GPU) for _ in range(world)]
+    for memory in memories:
+        memory.fill(0)
+    addresses = [memory.address for memory in memories]
+    return [CopyingSide(CopiedAllReduce(rank, addresses, of, GPU), torch.cuda.Stream()) for rank in range(world)]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("width", [264, 4096, 16_384])
+def test_copied_partial_sums_of_two_halves_are_the_reference_s_sum_and_norm(width: int, world: int) -> None:
+    """As a model has them: the second half begins before the first is finished; often enough to use each slot again."""
+    sides = two_copying_sides(limits(width), world)
+    for num_rows in (1, 300, 7, 64, 300, 33):
+        halves = [problem(num_rows, width, world=world) for _ in range(2)]
+        torch.cuda.synchronize()
+        answers: list[list[tuple[Tensor, Tensor]]] = [[], []]
+        for rank, side in enumerate(sides):
+            with torch.cuda.stream(side.stream):
+                begun = [side.reduce.begin(of.partials[rank]) for of in halves]
+                for half, (copying, of) in enumerate(zip(begun, halves, strict=True)):
+                    answers[half].append(side.reduce.finish(copying, of.residual, of.weight, EPS))
+        torch.cuda.synchronize()
+        for of, answer in zip(halves, answers, strict=True):
+            of.assert_solved(answer)
+    assert all(side.reduce.lost is None for side in sides)
+
+
+def test_a_peer_whose_copy_never_comes_is_reported() -> None:
+    sides, of = two_copying_sides(limits(512)), problem(4, 512)
+    sides[1].reduce.limit_spins(0.05)
+    sides[1].reduce.finish(sides[1].reduce.begin(of.partials[1]), of.residual, of.weight, EPS, place=17)
+    torch.cuda.synchronize()
+    lost = sides[1].reduce.lost
+    assert lost is not None
+    assert (lost.rank, lost.peer, lost.launch, lost.place) == (1, 0, 0, 17)
+    assert sides[0].reduce.lost is None
 
 
 def test_a_peer_that_never_comes_is_reported_with_rank_and_place() -> None:

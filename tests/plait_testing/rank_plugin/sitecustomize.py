@@ -1,9 +1,10 @@
-"""Python reads this at its start if its folder is on the path. It changes the ranks of a server, as two variables say.
+"""Python reads this at its start if its folder is on the path. It changes the ranks of a server, as variables say.
 
 ``PLAIT_TEST_SHARED_GPU=1``: all ranks compute on the first GPU. Their peer collectives work as between GPUs, though by
 turns: the driver gives each process the GPU for a while. NCCL refuses two ranks on a GPU, so the other collectives go
 through the host, by gloo. ``PLAIT_TEST_FAULT=STAGE:FAULT:RANK``: that rank fails while it is loading, capturing or
-serving, by an exception or by asking for too much GPU memory.
+serving, by an exception or by asking for too much GPU memory. ``PLAIT_TEST_UNREACHABLE=RANK``: that rank cannot open
+the memory of the other GPUs.
 """
 
 from __future__ import annotations
@@ -40,6 +41,16 @@ def share_gpu() -> None:
         setattr(Parallel, name, in_place(getattr(Parallel, name)))
 
 
+def reject_peers() -> None:
+    from plait_kernels.collective import PeerMemory
+    from plait_kernels.nvrtc import CudaError
+
+    def refuse(*_arguments: Any) -> list[int]:
+        raise CudaError("the CUDA driver answered CUDA_ERROR_PEER_ACCESS_UNSUPPORTED")
+
+    PeerMemory.open_all = refuse  # type: ignore[assignment, method-assign]
+
+
 def plant(stage: str, fault: str) -> None:
     from plait_worker import graphs, start
     from plait_worker.loop import Rank
@@ -69,9 +80,12 @@ def plant(stage: str, fault: str) -> None:
 
 
 if "plait_worker" in sys.orig_argv:
+    own_rank = sys.orig_argv[sys.orig_argv.index("--rank") + 1]
     if os.environ.get("PLAIT_TEST_SHARED_GPU"):
         share_gpu()
     if planted := os.environ.get("PLAIT_TEST_FAULT"):
         stage, fault, rank = planted.split(":")
-        if sys.orig_argv[sys.orig_argv.index("--rank") + 1] == rank:
+        if own_rank == rank:
             plant(stage, fault)
+    if os.environ.get("PLAIT_TEST_UNREACHABLE") == own_rank:
+        reject_peers()

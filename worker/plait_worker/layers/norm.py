@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeGuard
 
 import torch
+from plait_kernels.collective import Copying
 from plait_kernels.norm import rms_norm
 from torch import Tensor
 
@@ -47,9 +49,30 @@ class BlockNorm(RmsNorm):
             return partial_ND.add_rms_norm(residual_ND, self.weight_D, self.eps, self._place)
         return self.parallel.add_rms_norm(partial_ND, residual_ND, self.weight_D, self.eps, self._place)
 
+    def begin_add(self, partial_ND: Tensor, residual_ND: Tensor) -> PendingNorm:
+        """The same for a half of the rows of a step that ``Peers.hides``, while the other half is computed."""
+        return PendingNorm(self, self.parallel.peers.begin(partial_ND), residual_ND)
+
+    def finish_add(self, copying: Copying, residual_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """What ``add`` returns."""
+        return self.parallel.peers.finish(copying, residual_ND, self.weight_D, self.eps, self._place)
+
     def fuses_row(self, partial_ND: Summand) -> TypeGuard[Tensor]:
         """Whether this may be part of a GEMV: for one row, whose sum is complete on this rank."""
         return isinstance(partial_ND, Tensor) and partial_ND.shape[0] == 1 and self.parallel.world == 1
+
+
+@dataclass(frozen=True, slots=True)
+class PendingNorm:
+    """A norm whose partial sums are on their way between the ranks."""
+
+    norm: BlockNorm
+    copying: Copying
+    residual_ND: Tensor
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """The norm of the ranks' sum and the residual; also returns that sum."""
+        return self.norm.finish_add(self.copying, self.residual_ND)
 
 
 class ProjectionNorm:

@@ -133,7 +133,7 @@ class MhaDecoder(Decoder[StepAttention]):
             return self.stack.forward(self.embedding(rows.token_ids_T), *tables, step, cache)
         if self.fused is not None and isinstance(step, SlotMappedStep):
             tables = self.rope.tables(rows.positions_T)
-            return self.fused.forward(self.embedding(rows.token_ids_T), tables, step, cache)
+            return self.fused.forward(self.embedding(rows.token_ids_T), Step(*tables, step), cache)
         return super().forward(rows, cache, attention)
 
 

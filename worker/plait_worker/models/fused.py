@@ -8,7 +8,7 @@ Shapes: T tokens of the step, D the hidden size, H query heads of this rank, E a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,8 @@ from plait_worker.cache import KVCache
 from plait_worker.layers.gqa import GqaAttention
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.layers.norm import BlockNorm
-from plait_worker.models.block import Block
+from plait_worker.models.block import Block, Step
+from plait_worker.models.halves import HalvedStack
 from plait_worker.rank_sums import Summand
 
 
@@ -43,17 +44,32 @@ class FusedBlock:
     down: GpuMatrix
 
     def forward(
-        self, x_TD: Tensor, residual_TD: Tensor, tables: tuple[Tensor, Tensor], step: SlotMappedStep, pages: Tensor
+        self, x_TD: Tensor, residual_TD: Tensor, step: Step[SlotMappedStep], pages: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The MLP's output and the residual stream; the next norm adds the two."""
         qkv_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, self.attention_norm, self.qkv)
-        qkv_THE = qkv_TO.view(x_TD.shape[0], -1, self.head_dim)
-        q_THE = rotate_and_store(
-            qkv_THE, self.num_heads, *tables, self.head_norm, pages, step.slot_mapping_T, step.scales
-        )
-        x_TD = self.output(step.attend(q_THE, pages).flatten(1))
+        x_TD = self.output(self.attend(qkv_TO, step, pages))
         gated_TO, residual_TD = _rmsnorm_gate_up(x_TD, residual_TD, self.mlp_norm, self.gate_up)
         return self.down(gated_TO), residual_TD
+
+    @property
+    def projection(self) -> GpuMatrix:
+        """See ``HalvedBlock``."""
+        return self.qkv
+
+    def attend(self, qkv_TO: Tensor, step: Step[SlotMappedStep], pages: Tensor) -> Tensor:
+        """See ``HalvedBlock``."""
+        qkv_THE, attention = qkv_TO.view(qkv_TO.shape[0], -1, self.head_dim), step.attention
+        tables = step.cos_T1D, step.sin_T1D
+        q_THE = rotate_and_store(
+            qkv_THE, self.num_heads, *tables, self.head_norm, pages, attention.slot_mapping_T, attention.scales
+        )
+        return attention.attend(q_THE, pages).flatten(1)
+
+    @property
+    def mlp(self) -> Callable[[Tensor], Tensor]:
+        """See ``HalvedBlock``."""
+        return lambda x_TD: self.down(silu_mul(self.gate_up(x_TD)))
 
 
 class FusedStack:
@@ -63,12 +79,15 @@ class FusedStack:
         """Nothing is copied."""
         self._blocks = blocks
         self._norm = norm
+        self._halved = HalvedStack(blocks, norm)
 
-    def forward(self, x_TD: Tensor, tables: tuple[Tensor, Tensor], step: SlotMappedStep, cache: KVCache) -> Tensor:
-        """Hidden states after the final norm, ``[T, D]``; ``tables`` are cosine and sine."""
+    def forward(self, x_TD: Tensor, step: Step[SlotMappedStep], cache: KVCache) -> Tensor:
+        """Hidden states after the final norm, ``[T, D]``."""
+        if self._halved.hides(x_TD):
+            return self._halved.forward(x_TD, [step] * len(self._blocks), cache)
         residual_TD = torch.zeros_like(x_TD)
         for block, pages in zip(self._blocks, cache.layers, strict=True):
-            x_TD, residual_TD = block.forward(x_TD, residual_TD, tables, step, pages)
+            x_TD, residual_TD = block.forward(x_TD, residual_TD, step, pages)
         return self._norm.add(x_TD, residual_TD)[0]
 
 

@@ -27,6 +27,8 @@ def _of_graphs(settings: DeviceSettings, device: str) -> Iterator[str]:
     if device.startswith("cpu"):
         if given := " and ".join(filter(None, (off, size))):
             yield f"{given} (a CPU captures no steps)"
+        if settings.custom_all_reduce != default.custom_all_reduce:
+            yield "--no-custom-all-reduce (CPUs reduce by gloo)"
     elif off and size:
         yield f"{size} ({off} captures no steps)"
 
