@@ -289,13 +289,22 @@ impl Scheduler {
         }
     }
 
-    /// When all who wait now are expected to run; None until some have ended.
+    /// When all who wait now are expected to run; None before any ran.
     pub fn queue_clears_in(&self) -> Option<Micros> {
         let waiting = self.queue.room.total();
-        let each = self.outlook.served.mean_output()?;
+        let each = self.outlook.served.mean_output();
+        let each = each.or_else(|| self.mean_output_so_far())?;
         let prompts = waiting.num_tokens as f64 * self.outlook.served.computed_share();
         let tokens = prompts + waiting.num_requests as f64 * each;
         self.outlook.served.time_of(tokens)
+    }
+
+    /// Tokens of an answer until one has ended: twice what the running ones have, as if they were halfway.
+    fn mean_output_so_far(&self) -> Option<f64> {
+        let outputs = self.running.iter().map(|it| it.job.num_output());
+        let sum: f64 = outputs.map(|num| 2.0 * f64::from(num)).sum();
+        let num_running = f64::from(self.running.len());
+        (num_running > 0.0).then(|| sum / num_running)
     }
 
     /// Tokens that requests of the queue, asked for answers like the head's, are expected to need in the free slots.

@@ -41,6 +41,8 @@ QueueTokens = Annotated[int, Meta(ge=1, le=1 << 40)]
 StepCount = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 SkipCount = Annotated[int, Meta(ge=0, le=1_048_576)]
 QueueSeconds = Annotated[float, Meta(gt=0, le=1e9)]
+AgingSeconds = Annotated[float, Meta(gt=0, le=4000)]
+"""Times the largest `priority` it is a time on the scheduler's clock."""
 PriorityDifference = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 Policy = Literal["fcfs", "priority", "fair", "cache-aware"]
 PageSize = Annotated[int, Meta(ge=1, le=1024)]
@@ -233,7 +235,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     priority_aging_seconds: Annotated[
-        QueueSeconds,
+        AgingSeconds,
         Setting("waiting time in s that counts as much as a `priority` smaller by 1; it bounds every wait"),
     ] = 60.0
 

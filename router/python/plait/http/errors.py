@@ -51,7 +51,8 @@ ERRORS = {
     504: ErrorKind(
         "timeout_error",
         ("queue_timeout",),
-        "The request waited longer than --max-queue-seconds. Retry-After says when the queue should be shorter.",
+        "The request, or one of its prompts, waited longer than --max-queue-seconds. Retry-After says when the queue "
+        "should be shorter.",
     ),
 }
 
