@@ -54,7 +54,7 @@ impl Histogram {
             Ok(doublings) if bucket < last => {
                 self.0.first.as_secs_f64() * f64::from(doublings).exp2()
             }
-            _ => f64::MAX,
+            _ => f64::INFINITY,
         };
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         self.0
@@ -105,6 +105,6 @@ mod tests {
     fn bucket_ends_double() {
         let histogram = Histogram::doubling(Duration::from_millis(1), 3);
         let ends: Vec<f64> = histogram.snapshot().iter().map(|(end, _)| *end).collect();
-        assert_eq!(ends, [0.001, 0.002, 0.004, f64::MAX]);
+        assert_eq!(ends, [0.001, 0.002, 0.004, f64::INFINITY]);
     }
 }

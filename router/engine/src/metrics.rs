@@ -589,6 +589,7 @@ mod tests {
             "plait_requests_rejected_total{replica=\"0\",reason=\"queue_full\"} 0",
             "plait_requests_rejected_total{reason=\"invalid\"} 1",
             "plait_step_seconds_bucket{replica=\"1\",le=\"0.0005\",kind=\"mixed\"} 0",
+            "plait_step_seconds_bucket{replica=\"1\",le=\"+Inf\",kind=\"mixed\"} 0",
         ] {
             assert!(page.contains(line), "{line} is missing in\n{page}");
         }
