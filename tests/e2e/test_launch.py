@@ -95,6 +95,18 @@ def test_nodes_that_share_experts_answer_through_each_door(num_nodes: int, tmp_p
 
 
 @pytest.mark.slow
+def test_nodes_meet_over_ipv6(tmp_path: Path, check_models: Path, keys: Path) -> None:
+    if reason := reason_without_namespaces():
+        pytest.skip(reason)
+    with NodeNetwork(2, has_ipv6=True) as network:
+        nodes = begin(network, tmp_path, check_models, keys, "--dp-attention", "--max-model-len", "1024")
+        assert "at fd77::2: this machine's address on the way to fd77::1" in "".join(nodes[0].lines)
+        assert network.wrong_recall(0, nodes[0].url, "recall-mla", 2, 512) == []
+        interrupt(nodes[0])
+        assert wait_for_all(nodes, END_SECONDS) == [0, 0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [0, 1])
 def test_ctrl_c_on_any_node_drains_all(
     asked: int, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path

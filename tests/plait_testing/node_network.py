@@ -35,9 +35,10 @@ def reason_without_namespaces() -> str:
 
 
 class NodeNetwork:
-    """`num_nodes` namespaces. Node N has the address 10.77.0.(N + 1)."""
+    """`num_nodes` namespaces. Node N has the address 10.77.0.(N + 1), or fd77::(N + 1)."""
 
-    def __init__(self, num_nodes: int) -> None:
+    def __init__(self, num_nodes: int, *, has_ipv6: bool = False) -> None:
+        self._has_ipv6 = has_ipv6
         self._name = f"plait{os.getpid()}-{next(_NUMBERS)}"
         self._switch = f"{self._name}-switch"
         self.num_nodes = num_nodes
@@ -66,16 +67,16 @@ class NodeNetwork:
         ip("netns", "add", name)
         ip("-n", self._switch, "link", "add", f"port{node}", "type", "veth", "peer", "name", "eth0", "netns", name)
         ip("-n", self._switch, "link", "set", f"port{node}", "master", "bridge", "up")
-        ip("-n", name, "address", "add", f"{self.address(node)}/24", "dev", "eth0")
+        size = ["64", "nodad"] if self._has_ipv6 else ["24"]
+        ip("-n", name, "address", "add", f"{self.address(node)}/{size[0]}", "dev", "eth0", *size[1:])
         for device in ("lo", "eth0"):
             ip("-n", name, "link", "set", device, "up")
 
     def namespace(self, node: int) -> str:
         return f"{self._name}-{node}"
 
-    @staticmethod
-    def address(node: int) -> str:
-        return f"10.77.0.{node + 1}"
+    def address(self, node: int) -> str:
+        return f"fd77::{node + 1}" if self._has_ipv6 else f"10.77.0.{node + 1}"
 
     def cut_off(self, node: int) -> None:
         """Drop all that the node sends or should get; nobody is told."""

@@ -6,7 +6,7 @@ import pytest
 from plait.errors import SettingsError
 from plait.nodes.environment import HEAD_PORT, read_job
 from plait.nodes.node_list import expand_node_list
-from plait.nodes.place import find_place, own_address, parse_head, resolve_head, with_port
+from plait.nodes.place import check_head_address, find_place, own_address, parse_head, resolve_head, with_port
 from plait.nodes.settings import NodeSettings
 
 SRUN = {
@@ -138,6 +138,14 @@ def test_a_head_without_an_address_is_named() -> None:
     place = find_place(NodeSettings(nnodes=2, node_rank=1, head="no-such-host.invalid"), {})
     with pytest.raises(SettingsError, match=r"the head 'no-such-host.invalid' has no address here"):
         resolve_head(place, 0.0)
+
+
+def test_a_name_of_the_head_that_is_loopback_here_is_refused() -> None:
+    place = find_place(NodeSettings(nnodes=2, node_rank=1, head="gpu03"), {})
+    check_head_address(place, "10.0.0.3")
+    check_head_address(find_place(NodeSettings(nnodes=2, node_rank=0, head="127.0.0.1"), {}), "127.0.0.1")
+    with pytest.raises(SettingsError, match=r"'gpu03' is 127.0.1.1 on this node, which no other node reaches"):
+        check_head_address(place, "127.0.1.1")
 
 
 def test_this_nodes_address_is_the_one_on_the_way_to_the_head() -> None:

@@ -196,7 +196,7 @@ class Head:
             self._take(node, connection, message)
 
     def _take(self, node: int, connection: bytes, message: messages.Message) -> None:
-        if isinstance(message, messages.Join):
+        if isinstance(message, messages.Join) and message.facts.node == node:
             self._join(node, connection, message.facts)
         peer = self._peers.get(node)
         if peer is None or peer.connection != connection:
@@ -210,8 +210,8 @@ class Head:
                 peer.problems = problems
             case messages.Ready():
                 peer.is_ready = True
-            case messages.Lines(lines):
-                self._log_of(node, lines)
+            case messages.Lines(lines, num_dropped):
+                self._log_of(node, [*lines, f"{num_dropped} more lines were dropped"] if num_dropped else lines)
             case messages.Drain():
                 self._requests.num_signals = max(1, self._requests.num_signals)
             case messages.Ended(cause):

@@ -23,7 +23,7 @@ from plait.nodes.layout import Layout, PortUse, layout_lines, listeners, plan_la
 from plait.nodes.log_lines import LogWriter
 from plait.nodes.member import Member
 from plait.nodes.messages import Gpu, Stop
-from plait.nodes.place import Place, find_place, own_address, resolve_head, with_port
+from plait.nodes.place import Place, check_head_address, find_place, own_address, resolve_head, with_port
 from plait.nodes.plan import LaunchPlan
 from plait.nodes.restarts import RestartBudget
 from plait.nodes.settings import LaunchSettings
@@ -77,6 +77,7 @@ def _plan(
     gpus: tuple[Gpu, ...],
 ) -> LaunchPlan:
     head = resolve_head(place, settings.nodes.meet_timeout_seconds)
+    check_head_address(place, head)
     address, reason = own_address(settings.nodes, head)
     if place.node == 0 and place.num_nodes > 1:
         address, reason = head, f"the head's, by {place.said_by}"

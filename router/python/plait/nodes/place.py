@@ -116,6 +116,19 @@ def resolve_head(place: Place, seconds: float) -> str:
         time.sleep(RESOLVE_AGAIN_SECONDS)
 
 
+def check_head_address(place: Place, address: str) -> None:
+    """Raise `SettingsError` if the head's own name is a loopback address, as in many an /etc/hosts."""
+    if (
+        place.num_nodes > 1
+        and place.head not in (address, "localhost")
+        and ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    ):
+        raise SettingsError(
+            f"the head's name {place.head!r} is {address} on this node, which no other node reaches; give --head with "
+            "the address that the others use, or mend /etc/hosts"
+        )
+
+
 def own_address(settings: NodeSettings, head_address: str) -> tuple[str, str]:
     """This node's address for the others, and why it is this one. Raises `SettingsError` if there is no way."""
     if settings.node_address is not None:
