@@ -37,6 +37,15 @@ def test_every_answer_of_two_ranks_is_right(runs: gpu_runs.GpuRuns, variant: str
 
 
 @pytest.mark.acceptance("gpu-ranks")
+@pytest.mark.parametrize("variant", ["default", "chunk-512", "no-graphs", "preempted"])
+def test_every_answer_of_two_replicas_that_share_experts_is_right(
+    variant: str, check_models: Path, server: StartServer, sized: Callable[[int, int], int], record: Record
+) -> None:
+    runs = gpu_runs.GpuRuns("recall-mla", check_models, server, sized, record, num_ranks=2, shares_experts=True)
+    runs.answers("auto", "--mixed", variant, *VARIANTS[variant])
+
+
+@pytest.mark.acceptance("gpu-ranks")
 def test_ranks_sample_their_own_rows(runs: gpu_runs.GpuRuns) -> None:
     runs.samples()
 

@@ -6,7 +6,7 @@ A wrong answer that transformers gives too, in float32, is the model's own.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +51,11 @@ def shared_cases(backends: Sequence[str], chunk: str) -> list[tuple[str, str]]:
     return [*((backend, "hits") for backend in backends), ("auto", "evicted"), ("auto", chunk)]
 
 
+def total(metrics: Mapping[str, float], name: str, label: str = "") -> float:
+    """A counter of all replicas."""
+    return sum(value for found, value in metrics.items() if found.startswith(name) and label in found)
+
+
 @dataclass(frozen=True)
 class GpuRuns:
     """Runs of one check model."""
@@ -61,16 +66,26 @@ class GpuRuns:
     sized: Callable[[int, int], int]
     record: Record
     num_ranks: int = 1
+    shares_experts: bool = False
+    """The ranks are replicas with ``--dp-attention``."""
 
     @property
     def name(self) -> str:
         """Of the model and its ranks, as a figure's case has it."""
+        if self.shares_experts:
+            return f"{self.model} dp-attention-{self.num_ranks}"
         return self.model if self.num_ranks == 1 else f"{self.model} tp-{self.num_ranks}"
+
+    @property
+    def layout(self) -> tuple[str, ...]:
+        """Of the ranks, as flags."""
+        num = str(self.num_ranks)
+        return ("--dp", num, "--dp-attention") if self.shares_experts else ("--tp", num)
 
     def start(self, backend: str, num_pages: int, *flags: str) -> Server:
         running = self.server(
             self.check_models / self.model,
-            *("--device", "cuda", "--tp", str(self.num_ranks)),
+            *("--device", "cuda", *self.layout),
             *("--attention-backend", backend, "--num-pages", str(num_pages)),
             *flags,
         )
@@ -99,10 +114,10 @@ class GpuRuns:
         case = f"{backend} {mixed.removeprefix('--')} {variant}"
         mistakes = self.judge(asked, wrong)
         self.note(case, len(asked), len(wrong), len(mistakes))
-        preemptions = metrics["plait_preemptions_total"]
+        preemptions = total(metrics, "plait_preemptions_total")
         self.record(f"{self.name} {case}", "preemptions", "preemptions", preemptions)
         assert len(mistakes) <= (len(asked) * SHARE_WRONG_OF_FP8 if "fp8" in variant else 0), mistakes
-        assert (metrics['plait_steps_total{kind="mixed"}'] == 0) == (mixed == "--no-mixed")
+        assert (total(metrics, "plait_steps_total", 'kind="mixed"') == 0) == (mixed == "--no-mixed")
         assert (preemptions > 0) == (variant == "preempted")
 
     def shared_tables(self, backend: str, variant: str, *flags: str) -> None:

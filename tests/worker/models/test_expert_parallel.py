@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 import pytest
 import torch
 import torch.distributed as dist
+from plait_kernels.collective import SentRows
 from plait_proto import ExitCode
 from plait_testing.attention_cases import cpu_attention
 from plait_testing.rank_threads import gloo, on_every_rank
 from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.cache import KVCache
 from plait_worker.errors import WorkerError
-from plait_worker.expert_parallel import ExactExchange, Exchange, ExpertParallel, PaddedExchange
+from plait_worker.expert_parallel import ExactExchange, Exchange, ExpertParallel, PaddedExchange, ReplicaRows
 from plait_worker.models.loader import load_model
 from plait_worker.models.model import Model
 from plait_worker.parallel import Parallel
@@ -257,3 +258,30 @@ def test_a_decision_for_another_group_or_of_more_tokens_than_the_plan_is_a_bug()
     shared.begin_step([5, 0])
     with pytest.raises(WorkerError, match="more tokens of this replica than its plan has"):
         shared.rows(4)
+
+
+class Told:
+    """Takes the place of an exchange over peers' memory, and keeps what it is told of steps."""
+
+    def __init__(self) -> None:
+        self.steps: list[SentRows] = []
+
+    def begin_step(self, sent: SentRows) -> None:
+        self.steps.append(sent)
+
+
+def test_the_exchange_over_peers_memory_is_told_which_rows_are_tokens() -> None:
+    """Prompts and decode rows of a captured step have padding behind them."""
+    group = dist.ProcessGroup(0, 2)  # type: ignore[call-arg]
+    shared, told = ExpertParallel(Parallel(0, 2, group), 0, 2, ExactExchange(Parallel())), Told()
+    shared.peers.exchange = told  # type: ignore[assignment]
+    shared.begin_step([70, 3], ReplicaRows(num_first=64, second_begin=512, num_second=6))
+    assert shared.room(544) == 70
+    shared.begin_step([0, 3], ReplicaRows(num_first=0))
+    assert shared.room(1) == 3
+    shared.begin_step(None, ReplicaRows(num_first=9))
+    assert shared.room(9) == 9
+    assert told.steps == [SentRows([70, 3], 64, 512), SentRows([0, 3], 0, 0), SentRows([9, 9], 9, 0)]
+    with pytest.raises(WorkerError, match="counts 5 tokens of this replica, and its plan has 4") as raised:
+        shared.begin_step([5, 3], ReplicaRows(num_first=4))
+    assert raised.value.code == ExitCode.BUG
