@@ -12,7 +12,7 @@ import psutil
 import pytest
 from plait.nodes.key_files import write_new_keys
 from plait_testing.node_network import NodeNetwork, interrupt, reason_without_namespaces, wait_for_all, workers_of
-from plait_testing.running_server import Server, wait_until_ready
+from plait_testing.running_server import Server, spawn_server, wait_until_ready
 
 END_SECONDS = 10.0
 """From the first failure to the end of all processes on all nodes."""
@@ -69,6 +69,17 @@ def test_two_nodes_answer_through_the_heads_door_and_a_killed_rank_ends_both(
         assert "was killed by SIGKILL" in one.last_line
         assert one.errors.count("plait: rank lost error") == 1
     assert "[nodes 0-1 ranks 0-3]" in nodes[0].errors
+
+
+def test_ctrl_c_ends_a_node_that_waits_for_the_head(tmp_path: Path, check_models: Path, keys: Path) -> None:
+    place = ("--nnodes", "2", "--node-rank", "1", "--head", "127.0.0.1:1", "--keys", str(keys), "--dp", "2")
+    model = str(check_models / "recall-mla")
+    waiting = spawn_server(tmp_path / "log", "-m", "plait.cli", "launch", model, *place)
+    try:
+        assert "as node 1" in waiting.read_line("Joining node 0 at 127.0.0.1:1")
+        assert waiting.stop(signal.SIGINT) == 0
+    finally:
+        waiting.kill()
 
 
 @pytest.mark.slow

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from plait.errors import SettingsError
 from plait.nodes.environment import HEAD_PORT, read_job
+from plait.nodes.launch import launch
 from plait.nodes.node_list import expand_node_list
 from plait.nodes.place import check_head_address, find_place, own_address, parse_head, resolve_head, with_port
-from plait.nodes.settings import NodeSettings
+from plait.nodes.settings import LaunchSettings, NodeSettings
+from plait.settings import ProcessSettings
 
 SRUN = {
     "SLURM_JOB_ID": "1207",
@@ -176,3 +179,28 @@ def test_slurms_short_node_lists_are_expanded(short: str, hosts: list[str]) -> N
 def test_other_text_is_no_node_list(short: str) -> None:
     with pytest.raises(SettingsError, match="Slurm's node list"):
         expand_node_list(short)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        SRUN | {"SLURM_STEP_NODELIST": "127.0.0.1,127.0.0.2"},
+        OPEN_MPI,
+        TORCHRUN | {"MASTER_ADDR": "127.0.0.1"},
+        LWS | {"LWS_LEADER_ADDRESS": "127.0.0.1"},
+    ],
+)
+def test_a_dry_run_prints_the_same_layout_from_every_launcher(
+    environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = NodeSettings(head="127.0.0.1:7450", dry_run=True, gpus_per_node=8)
+    process = ProcessSettings(dp=4, tp=4)
+    flags = msgspec.structs.replace(nodes, nnodes=2, node_rank=1)
+    assert launch("MODEL", LaunchSettings(nodes=flags, process=process), {}) == 0
+    wanted = capsys.readouterr().out.splitlines()
+    assert launch("MODEL", LaunchSettings(nodes=nodes, process=process), environment) == 0
+    said = capsys.readouterr().out.splitlines()
+    differing = [(ours, theirs) for ours, theirs in zip(said, wanted, strict=True) if ours != theirs]
+    assert [ours.split(" (")[0] for ours, _ in differing] == ["This is node 1"]
+    assert sum(line.split()[1:2] == ["1"] for line in said) == 8
+    assert "--tp=4 --dp=2 --group-engines=2 --group-engine=1 --group-endpoint=tcp://127.0.0.1:7451" in said[-1]

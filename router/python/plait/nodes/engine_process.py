@@ -22,7 +22,7 @@ from plait.errors import ADVICE
 from plait.launch.startup_summary import READY
 from plait.nodes.messages import Cause
 
-KILL_SECONDS = 4.0
+KILL_SECONDS = 2.5
 """From the order to end at once to SIGKILL."""
 MAX_LINE_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1

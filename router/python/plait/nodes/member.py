@@ -135,7 +135,7 @@ class Member:
 
     def _take_requests(self) -> None:
         """Ctrl-C here drains all nodes by the head; a second one, or a lost terminal, ends this node at once."""
-        if self._requests.num_signals > 1:
+        if self._requests.num_signals > (0 if self._heard is None else 1):
             self._stop = messages.Stop(Cause(code=0, reason="stopped"))
         elif self._requests.num_signals == 1:
             self._send(messages.Drain())
