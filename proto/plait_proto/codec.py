@@ -15,6 +15,7 @@ from plait_proto.messages import (
     Bye,
     Decision,
     Drain,
+    Fact,
     Fail,
     Fields,
     Heartbeat,
@@ -54,15 +55,15 @@ _RESULT_HEADER = msgspec.msgpack.Decoder(ResultHeader)
 _HELLO = msgspec.msgpack.Decoder(Hello)
 _FAIL = msgspec.msgpack.Decoder(Fail)
 _FLOATS = tuple(field.name for field in msgspec.structs.fields(NewSlot) if field.type is float)
+_JOIN = msgspec.msgpack.Decoder(Join)
 _STORE_REQUEST = msgspec.msgpack.Decoder(StoreRequest)
-_PLAIN: dict[Kind, msgspec.msgpack.Decoder[Welcome | Vote | Decision | Drain | Heartbeat | Bye | Join | StoreReply]] = {
+_PLAIN: dict[Kind, msgspec.msgpack.Decoder[Welcome | Vote | Decision | Drain | Heartbeat | Bye | StoreReply]] = {
     Kind.WELCOME: msgspec.msgpack.Decoder(Welcome),
     Kind.VOTE: msgspec.msgpack.Decoder(Vote),
     Kind.DECISION: msgspec.msgpack.Decoder(Decision),
     Kind.DRAIN: msgspec.msgpack.Decoder(Drain),
     Kind.HEARTBEAT: msgspec.msgpack.Decoder(Heartbeat),
     Kind.BYE: msgspec.msgpack.Decoder(Bye),
-    Kind.JOIN: msgspec.msgpack.Decoder(Join),
     Kind.STORE_REPLY: msgspec.msgpack.Decoder(StoreReply),
 }
 _KINDS: dict[type[Message], Kind] = {
@@ -80,7 +81,7 @@ _KINDS: dict[type[Message], Kind] = {
     StoreRequest: Kind.STORE_REQUEST,
     StoreReply: Kind.STORE_REPLY,
 }
-_NUM_OPTIONAL: dict[type[Fields], int] = {Hello: 2, Welcome: 1, Vote: 1, Decision: 1}
+_NUM_OPTIONAL: dict[type[Fields], int] = {Hello: 2, Welcome: 1, Vote: 1, Decision: 1, Join: 1}
 """Fields at the end that may be left out."""
 # At least, and at most.
 _NUM_FRAMES = {kind: (2, 2) for kind in Kind} | {Kind.PLAN: (6, 8), Kind.STEP_RESULT: (6, 6)}
@@ -104,6 +105,9 @@ def encode(message: Message) -> list[bytes]:
             message = msgspec.structs.replace(message, device=_cut(message.device), dtype=_cut(message.dtype))
         case Fail():
             message = msgspec.structs.replace(message, reason=_cut(message.reason))
+        case Join():
+            facts = tuple(Fact(_cut(fact.name), _cut(fact.value)) for fact in message.facts)
+            message = msgspec.structs.replace(message, facts=facts)
         case StoreRequest():
             message = msgspec.structs.replace(message, key=_cut(message.key))
     return [kind, _ENCODER.encode(_without_empty_last(message))]
@@ -138,6 +142,10 @@ def decode(frames: Sequence[Frame]) -> Message:
             fail = _unpack(kind, _FAIL, header)
             _check_texts(kind, fail.reason)
             return fail
+        case Kind.JOIN:
+            join = _unpack(kind, _JOIN, header)
+            _check_texts(kind, *(text for fact in join.facts for text in (fact.name, fact.value)))
+            return join
         case Kind.STORE_REQUEST:
             request = _unpack(kind, _STORE_REQUEST, header)
             _check_texts(kind, request.key)

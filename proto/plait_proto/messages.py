@@ -199,6 +199,14 @@ class Bye(Fields, frozen=True):
     num_steps: U64
 
 
+class Fact(Fields, frozen=True):
+    """Something that all engines of a group must share."""
+
+    name: str
+    """A flag, or what it is in words."""
+    value: str
+
+
 class Join(Fields, frozen=True):
     """An engine asks the group's coordinator to let it join."""
 
@@ -211,6 +219,8 @@ class Join(Fields, frozen=True):
     first_replica: U32
     num_replicas: U32
     """Of this engine."""
+    facts: tuple[Fact, ...] = ()
+    """What ``config`` is the fingerprint of, for people; left out while it is empty."""
 
 
 class StoreOperation(enum.IntEnum):

@@ -302,6 +302,20 @@ pub struct Join {
     pub first_replica: u32,
     /// Its replicas.
     pub num_replicas: u32,
+    /// What `config` is the fingerprint of, for people.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub facts: Vec<Fact>,
+}
+
+/// Something that all engines of a group must share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fact {
+    /// A flag, or what it is in words.
+    #[serde(with = "capped_text")]
+    pub name: String,
+    /// In words.
+    #[serde(with = "capped_text")]
+    pub value: String,
 }
 
 /// A rank uses the store in which the ranks of its replica, or of its group, find each other.

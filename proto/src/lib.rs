@@ -28,8 +28,8 @@ pub use codec::{
     Frames, MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, decode, encode,
 };
 pub use control::{
-    Bye, CapturedSize, Decision, Drain, ExitCode, Fail, Heartbeat, Hello, Join, Mode, PROTOCOL,
-    PageKind, PromptCounts, StoreOperation, StoreReply, StoreRequest, Vote, Welcome,
+    Bye, CapturedSize, Decision, Drain, ExitCode, Fact, Fail, Heartbeat, Hello, Join, Mode,
+    PROTOCOL, PageKind, PromptCounts, StoreOperation, StoreReply, StoreRequest, Vote, Welcome,
 };
 pub use families::{AttentionKind, CacheKind, Family, LayerKind};
 pub use fingerprint::{Fingerprint, config_fingerprint, schema_fingerprint};

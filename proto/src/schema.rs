@@ -68,7 +68,7 @@ fn the_schema_lists_the_fields_of_plain_messages() {
         "beat",
         "fail",
         "bye",
-        "join",
+        "join_facts",
         "store_request",
         "store_reply",
     ] {
@@ -94,6 +94,10 @@ fn the_schema_lists_the_fields_of_headers_and_new_slots() {
     };
     assert_eq!(listed("PageKind"), names(&hello.other_kinds[0]));
     assert_eq!(listed("CapturedSize"), names(&hello.graphs[0]));
+    let Message::Join(join) = golden("join_facts") else {
+        panic!("a join")
+    };
+    assert_eq!(listed("Fact"), names(&join.facts[0]));
     let Message::Vote(vote) = golden("vote_prompts") else {
         panic!("a vote")
     };

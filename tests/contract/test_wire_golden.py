@@ -14,7 +14,7 @@ from plait_testing.wire_golden import GOLDEN, NAMES, golden_frames
 # The golden files keep the names that their messages had when they were written.
 GOLDEN_KINDS = {"Decision": "Verdict", "Heartbeat": "Beat"}
 GOLDEN_FIELDS = {"decision": "verdict"}
-OPTIONAL = {"other_kinds": (), "graphs": (), "prompts": None, "tokens": b""}
+OPTIONAL = {"other_kinds": (), "graphs": (), "prompts": None, "tokens": b"", "facts": ()}
 PLAN_ROWS = {"num_prefill", "num_decode", "rows", "appended_pages", "other_pages", "trimmed_slots"}
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -136,11 +137,12 @@ def test_engines_that_differ_in_layout_are_refused(tmp_path: Path, check_models:
         for engine, flags in enumerate([(), ("--tp", "2")])
     )
     assert other.wait() == 2
-    assert "the configuration of engine 1 is not that of engine 0" in other.last_line
+    assert "the configuration of engine 1 is not that of engine 0 in one thing" in other.last_line
+    assert "--tp: 1 on engine 0, 2 on engine 1" in other.last_line
     one.kill()
 
 
-@pytest.mark.parametrize("phase", ["loading", "idle", "streaming"])
+@pytest.mark.parametrize("phase", ["loading", "idle", "streaming", "draining"])
 def test_a_lost_rank_ends_the_group_by_name(phase: str, tmp_path: Path, check_models: Path) -> None:
     engines = spawn_engines(tmp_path, check_models / "recall-mla", 2, *FLAGS)
     try:
@@ -148,9 +150,12 @@ def test_a_lost_rank_ends_the_group_by_name(phase: str, tmp_path: Path, check_mo
             if phase != "loading":
                 for one in engines:
                     wait_until_ready(one)
-            reading = pool.submit(stream_long, engines[0].url) if phase == "streaming" else None
+            reading = pool.submit(stream_long, engines[0].url) if phase in ("streaming", "draining") else None
             if reading is not None:
                 wait_for_tokens(engines[0])
+            if phase == "draining":
+                engines[0].process.send_signal(signal.SIGTERM)
+                wait_until_refused(engines[1])
             first_worker(engines[1]).kill()
             if reading is not None:
                 assert "error" in json.loads(reading.result()[-1])
@@ -198,6 +203,14 @@ def wait_for_tokens(running: Server) -> None:
     """Until an answer has begun."""
     deadline = time.monotonic() + 60
     while total(running, "plait_generated_tokens_total") < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def wait_until_refused(running: Server) -> None:
+    """Until an engine of a group that drains takes no requests."""
+    deadline = time.monotonic() + 60
+    while httpx.get(f"{running.url}/ready").status_code == 200:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -100,12 +101,28 @@ def begin_long(running: Server, pool: ThreadPoolExecutor) -> Callable[[], list[s
     return reading.result
 
 
+@contextmanager
+def unread_streams(running: Server) -> Iterator[None]:
+    """A client that asks for a long answer, and for one whose prompt takes long to tokenise, and reads neither."""
+    url = httpx.URL(running.url)
+    prompts = (LONG, {**LONG, "prompt": "count 1 9 " * 50_000})
+    with ExitStack() as stack:
+        for asked in prompts:
+            body = json.dumps(asked).encode()
+            client = stack.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            client.connect((url.host, url.port or 80))
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: {url.host}\r\nContent-Length: {len(body)}\r\n"
+            client.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+        yield
+
+
 def test_a_group_under_uneven_load_answers_as_alone_in_lockstep_and_drains_as_one(
     group: StartGroup,
 ) -> None:
     servers = group(3)
     asked = recall.problems(11, 6, 512)
-    with ThreadPoolExecutor(2) as pool:
+    with unread_streams(servers[0]), ThreadPoolExecutor(2) as pool:
         wrong = list(
             pool.map(
                 lambda part: recall.ask_all(part[0].url, part[1]), [(servers[0], asked[:5]), (servers[1], asked[5:])]

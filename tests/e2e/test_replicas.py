@@ -126,7 +126,7 @@ def test_the_front_door_streams_from_workers_that_only_pretend_to_compute() -> N
     [
         (["--dp", "0"], "--dp is '0'; allowed: a whole number from 1 to 64"),
         (["--dp", "65"], "--dp is '65'; allowed: a whole number from 1 to 64"),
-        (["--dp", "2", "--kv-events-endpoint", "tcp://127.0.0.1:1"], "leave it out with --dp"),
+        (["--dp", "2", "--kv-events-endpoint", "tcp://127.0.0.1:65535"], "tcp://127.0.0.1:65536, which cannot be"),
     ],
 )
 def test_replicas_that_cannot_be_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,8 @@
 //! Any well-formed message.
 
 use plait_proto::{
-    AppendedPage, Bye, CapturedSize, Decision, DecodeRow, Drain, ExitCode, Fail, Heartbeat, Hello,
-    Join, Message, Mode, NewSlot, OtherPage, PageKind, Plan, PrefillRow, PromptCounts,
+    AppendedPage, Bye, CapturedSize, Decision, DecodeRow, Drain, ExitCode, Fact, Fail, Heartbeat,
+    Hello, Join, Message, Mode, NewSlot, OtherPage, PageKind, Plan, PrefillRow, PromptCounts,
     SamplingParams, StepResult, StoreOperation, StoreReply, StoreRequest, TrimmedSlot, Vote,
     Welcome,
 };
@@ -162,18 +162,26 @@ fn decision() -> impl Strategy<Value = Decision> {
 
 fn join() -> impl Strategy<Value = Join> {
     let fingerprints = (any::<u32>(), any::<[u8; 16]>(), any::<[u8; 16]>());
-    (fingerprints, any::<[u32; 4]>()).prop_map(|((protocol, schema, config), place)| {
-        let [engine, num_engines, first_replica, num_replicas] = place;
-        Join {
-            protocol,
-            schema,
-            config,
-            engine,
-            num_engines,
-            first_replica,
-            num_replicas,
-        }
-    })
+    let facts = vec(fact(), 0..4);
+    (fingerprints, any::<[u32; 4]>(), facts).prop_map(
+        |((protocol, schema, config), place, facts)| {
+            let [engine, num_engines, first_replica, num_replicas] = place;
+            Join {
+                protocol,
+                schema,
+                config,
+                engine,
+                num_engines,
+                first_replica,
+                num_replicas,
+                facts,
+            }
+        },
+    )
+}
+
+fn fact() -> impl Strategy<Value = Fact> {
+    (".{0,30}", ".{0,30}").prop_map(|(name, value)| Fact { name, value })
 }
 
 fn store_request() -> impl Strategy<Value = StoreRequest> {

@@ -179,6 +179,7 @@ fn group_settings(
         role,
         num_replicas: vec![1; num_engines as usize],
         config: [0; 16],
+        facts: Vec::new(),
         graphs: GRAPHS.map(GraphSize::of_decode_rows).to_vec().into(),
         max_tokens: 1024,
         timeouts: GroupTimeouts::default(),

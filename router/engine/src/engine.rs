@@ -112,18 +112,13 @@ impl Engine {
         let trial = settings.for_replica(max_model_len, num_pages, &[]);
         let limits = trial.limits().map_err(SettingsProblem::from)?;
         let links = bind_links(&settings)?;
-        let config = settings.group_fingerprint(max_model_len, model.vocab_size());
+        let facts = settings.group_facts(max_model_len, model.vocab_size());
         let records = settings.step_trace.as_deref().map(create_step_trace);
         let records = records.transpose()?;
         let shared = Shared::new(clock, settings.num_replicas, routes(&settings))?;
         let group = settings.group.as_ref().map(|place| {
             let num_replicas = settings.num_replicas;
-            place.group(
-                num_replicas,
-                limits.max_batch_tokens,
-                config,
-                timeouts.group,
-            )
+            place.group(num_replicas, limits.max_batch_tokens, facts, timeouts.group)
         });
         let group = join(group.transpose()?, &shared)?;
         let kv_events = publish_kv_events(&settings, &shared)?;
@@ -146,10 +141,11 @@ impl Engine {
         model: Arc<ModelText>,
         replica: &ReplicaConfig,
         records: Option<(StepRecorder, StepFile)>,
-        kv_events: Option<(KvEventSender, Publisher)>,
+        kv_events: Vec<(KvEventSender, Publisher)>,
     ) -> io::Result<Self> {
         let (recorder, step_file) = records.unzip();
-        let (mut kv_events, publisher) = kv_events.unzip();
+        let (kv_events, publishers): (Vec<_>, Vec<_>) = kv_events.into_iter().unzip();
+        let mut kv_events = kv_events.into_iter();
         let mut group = group.into_iter();
         let shared = Arc::new(shared);
         let endpoints = links.iter().map(|link| link.endpoint().to_owned());
@@ -171,7 +167,7 @@ impl Engine {
                 shared: shared.clone(),
                 own: own.clone(),
                 recorder: recorder.clone(),
-                kv_events: kv_events.take(),
+                kv_events: kv_events.next(),
                 group: group.next(),
                 replica: replica.clone(),
             };
@@ -179,7 +175,7 @@ impl Engine {
             threads.spawn_for(own, "plait-output", move || output.run(&written))?;
         }
         drop((bodies, recorder));
-        threads.spawn_writers(ended, step_file, publisher)?;
+        threads.spawn_writers(ended, step_file, publishers)?;
         let queue = TextQueue::new(settings.scheduler.max_queue, settings.text_threads);
         let queue = Arc::new(queue);
         let worker = Arc::new(TextWorker {
@@ -347,25 +343,39 @@ fn join(settings: Option<GroupSettings>, shared: &Shared) -> Result<Vec<Grouped>
     Ok(places.collect())
 }
 
-/// Opens the sockets that the settings ask for.
+/// Opens the sockets that the settings ask for: those of each replica, or none.
 fn publish_kv_events(
     settings: &EngineSettings,
     shared: &Shared,
+) -> Result<Vec<(KvEventSender, Publisher)>, StartError> {
+    let published =
+        (0..settings.num_replicas).map(|replica| publish_for(settings, shared, replica));
+    let published: Result<Vec<Option<_>>, _> = published.collect();
+    Ok(published?.into_iter().flatten().collect())
+}
+
+fn publish_for(
+    settings: &EngineSettings,
+    shared: &Shared,
+    replica: u32,
 ) -> Result<Option<(KvEventSender, Publisher)>, StartError> {
     let Some(asked) = &settings.kv_events else {
         return Ok(None);
     };
+    let asked = asked.of_replica(replica);
     let Some(endpoint) = asked.endpoint(settings.pages.prefix_cache)? else {
         return Ok(None);
     };
     let origin = Origin {
-        replica: settings.group.as_ref().map(|group| group.engine),
+        replica: settings.replica_number(replica),
         hash_key_id: settings.hash_key.map(HashKey::id).unwrap_or_default(),
     };
     let queue = Arc::new(KvEventQueue::new()?);
-    let num_messages = shared.metrics.replica(0).num_kv_event_messages.clone();
-    let publisher = Publisher::bind(asked, endpoint, origin, queue.clone(), num_messages)?;
+    let own = shared.metrics.replica(replica);
+    let num_messages = own.num_kv_event_messages.clone();
+    let publisher = Publisher::bind(&asked, endpoint, origin, queue.clone(), num_messages)?;
     tracing::info!(
+        replica,
         "KV events at {}",
         publisher.endpoints().join(", all pages at ")
     );
@@ -434,14 +444,14 @@ impl Threads {
         &mut self,
         ended: Receiver<EndedResponse>,
         step_file: Option<StepFile>,
-        publisher: Option<Publisher>,
+        publishers: Vec<Publisher>,
     ) -> io::Result<()> {
         let shared = self.shared.clone();
         self.spawn("plait-bodies", move || write_bodies(&shared, &ended))?;
         if let Some(file) = step_file {
             self.spawn("plait-records", move || file.run())?;
         }
-        if let Some(publisher) = publisher {
+        for publisher in publishers {
             self.spawn("plait-kv-events", move || publisher.run())?;
         }
         Ok(())

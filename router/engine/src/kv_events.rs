@@ -85,6 +85,20 @@ impl KvEventsSettings {
         Ok(Some(endpoint))
     }
 
+    /// The settings of one of an engine's replicas: its endpoints are those of the first, moved on by its number.
+    #[must_use]
+    pub fn of_replica(&self, replica: u32) -> Self {
+        let moved = |endpoint: &Option<String>| {
+            let endpoint = endpoint.as_deref()?;
+            Some(endpoint_of_replica(endpoint, replica))
+        };
+        Self {
+            kv_events_endpoint: moved(&self.kv_events_endpoint),
+            kv_events_replay_endpoint: moved(&self.kv_events_replay_endpoint),
+            ..self.clone()
+        }
+    }
+
     fn check_exposure(&self, setting: &'static str, endpoint: &str) -> Result<(), KvEventsProblem> {
         check_port(setting, endpoint)?;
         let others = who_else_listens(endpoint).filter(|_| !self.kv_events_public);
@@ -96,6 +110,22 @@ impl KvEventsSettings {
                 why,
             })
         })
+    }
+}
+
+/// A TCP port grows by the replica's number, which other paths end with; `*` takes a free port for each.
+fn endpoint_of_replica(endpoint: &str, replica: u32) -> String {
+    let port = endpoint
+        .strip_prefix("tcp://")
+        .and_then(|address| address.rsplit_once(':'));
+    match port {
+        _ if replica == 0 => endpoint.to_owned(),
+        Some((_, "*")) => endpoint.to_owned(),
+        Some((host, port)) => match port.parse::<u32>() {
+            Ok(port) => format!("tcp://{host}:{}", port + replica),
+            Err(_) => endpoint.to_owned(),
+        },
+        None => format!("{endpoint}_dp{replica}"),
     }
 }
 
@@ -178,6 +208,34 @@ mod tests {
                 "{problem}"
             );
         }
+    }
+
+    #[test]
+    fn each_replica_has_endpoints_of_its_own() {
+        let at_replica = |endpoint: &str, replica| {
+            let moved = at(endpoint).of_replica(replica);
+            moved.kv_events_endpoint.unwrap()
+        };
+        for (endpoint, first, third) in [
+            (
+                "tcp://127.0.0.1:5557",
+                "tcp://127.0.0.1:5557",
+                "tcp://127.0.0.1:5559",
+            ),
+            ("tcp://[::1]:5557", "tcp://[::1]:5557", "tcp://[::1]:5559"),
+            (
+                "tcp://127.0.0.1:*",
+                "tcp://127.0.0.1:*",
+                "tcp://127.0.0.1:*",
+            ),
+            ("ipc:///run/x", "ipc:///run/x", "ipc:///run/x_dp2"),
+        ] {
+            assert_eq!(at_replica(endpoint, 0), first);
+            assert_eq!(at_replica(endpoint, 2), third);
+        }
+        let past_the_last = at("tcp://127.0.0.1:65535").of_replica(1);
+        let problem = past_the_last.endpoint(true).unwrap_err().to_string();
+        assert!(problem.contains("is tcp://127.0.0.1:65536"), "{problem}");
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! What the command line hands to the engine, once, at start-up.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use plait_core::{HashSeed, PageSettings, PoolSize, RuntimeSettings, SchedulerSettings};
-use plait_proto::PageKind;
+use plait_proto::{Fact, PageKind};
 use plait_text::{ModelText, RESERVED_NAMES};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -152,8 +153,8 @@ pub struct GroupMembership {
     pub endpoint: String,
     /// This engine's CURVE keys.
     pub keys: Option<GroupKeys>,
-    /// Fingerprint of model and number formats.
-    pub computes: String,
+    /// Model, number formats and layout: what all engines must share, by the name that a message shows.
+    pub facts: BTreeMap<String, String>,
 }
 
 /// CURVE keys in Z85, 40 characters each.
@@ -186,13 +187,12 @@ impl std::fmt::Debug for GroupKeys {
 }
 
 impl GroupMembership {
-    /// The group's settings, with so many replicas an engine. `config` is the fingerprint of what all engines must
-    /// share, `max_tokens` the most tokens of a step.
+    /// The group's settings, with so many replicas an engine. `facts` are what all engines must share, `max_tokens` the most tokens of a step.
     pub fn group(
         &self,
         num_replicas: u32,
         max_tokens: u32,
-        config: plait_proto::Fingerprint,
+        facts: Vec<Fact>,
         timeouts: GroupTimeouts,
     ) -> Result<GroupSettings, GroupProblem> {
         if self.num_engines > MAX_REPLICAS {
@@ -202,7 +202,8 @@ impl GroupMembership {
         Ok(GroupSettings {
             role: self.role()?,
             num_replicas: vec![num_replicas; self.num_engines as usize],
-            config,
+            config: fingerprint(&facts),
+            facts,
             graphs: CapturedGraphs::default(),
             max_tokens,
             timeouts,
@@ -379,25 +380,46 @@ impl EngineSettings {
         }
     }
 
-    /// Fingerprint of everything that all engines of a group must share.
-    pub fn group_fingerprint(
-        &self,
-        max_model_len: u32,
-        vocab_size: u32,
-    ) -> plait_proto::Fingerprint {
-        let alike = serde_json::json!({
-            "max_model_len": max_model_len,
-            "vocab_size": vocab_size,
-            "num_ranks": self.num_ranks,
-            "num_replicas": self.num_replicas,
-            "draft_tokens": self.draft_tokens,
-            "max_batch_tokens": self.scheduler.max_batch_tokens,
-            "max_seqs": self.scheduler.max_seqs,
-            "page_size": self.pages.page_size,
-            "mixed": self.scheduler.mixed,
-            "overlap": self.scheduler.overlap,
-            "computes": self.group.as_ref().map(|group| &group.computes),
-        });
-        plait_proto::config_fingerprint(alike.to_string().as_bytes())
+    /// The number of one of this engine's replicas among all that listeners may know; None if it is the only one.
+    pub fn replica_number(&self, replica: u32) -> Option<u32> {
+        match &self.group {
+            Some(group) => Some(group.engine * self.num_replicas + replica),
+            None => (self.num_replicas > 1).then_some(replica),
+        }
     }
+
+    /// Everything that all engines of a group must share.
+    pub fn group_facts(&self, max_model_len: u32, vocab_size: u32) -> Vec<Fact> {
+        let (scheduler, pages) = (&self.scheduler, &self.pages);
+        let own: [(&str, String); 10] = [
+            ("--max-model-len", max_model_len.to_string()),
+            ("tokens of the vocabulary", vocab_size.to_string()),
+            ("--tp", self.num_ranks.to_string()),
+            ("--dp", self.num_replicas.to_string()),
+            ("--max-batch-tokens", in_words(scheduler.max_batch_tokens)),
+            ("--max-seqs", in_words(scheduler.max_seqs)),
+            ("--page-size", pages.page_size.to_string()),
+            ("--mixed", scheduler.mixed.to_string()),
+            ("--overlap", scheduler.overlap.to_string()),
+            ("tokens of a draft", self.draft_tokens.to_string()),
+        ];
+        let given = self.group.iter().flat_map(|group| &group.facts);
+        let given = given.map(|(name, value)| (name.as_str(), value.clone()));
+        given
+            .chain(own)
+            .map(|(name, value)| Fact {
+                name: name.to_owned(),
+                value,
+            })
+            .collect()
+    }
+}
+
+fn in_words(number: Option<u32>) -> String {
+    number.map_or_else(|| "none".to_owned(), |number| number.to_string())
+}
+
+fn fingerprint(facts: &[Fact]) -> plait_proto::Fingerprint {
+    let pairs: Vec<_> = facts.iter().map(|fact| (&fact.name, &fact.value)).collect();
+    plait_proto::config_fingerprint(serde_json::json!(pairs).to_string().as_bytes())
 }

@@ -51,6 +51,7 @@ fn others(endpoint: &str) -> zmq::Socket {
             num_engines: 2,
             first_replica: 1,
             num_replicas: NUM_REPLICAS - 1,
+            facts: Vec::new(),
         },
     );
     for replica in 1..NUM_REPLICAS {
@@ -87,6 +88,7 @@ fn a_round_costs_each_vote_the_same_however_many_replicas_vote() {
         },
         num_replicas: vec![1, NUM_REPLICAS - 1],
         config: [0; 16],
+        facts: Vec::new(),
         graphs: vec![GraphSize::of_decode_rows(1)].into(),
         max_tokens: 1,
         timeouts: GroupTimeouts::default(),

@@ -14,5 +14,3 @@ def check_settings(settings: ServeSettings) -> None:
         raise SettingsError("--itl-target-ms needs mixed steps; leave out --itl-target-ms or --no-mixed")
     if settings.scheduler.policy == "cache-aware" and not settings.pages.prefix_cache:
         raise SettingsError("--policy cache-aware needs the prefix cache; leave out --policy or --no-prefix-cache")
-    if settings.process.dp > 1 and settings.kv_events.kv_events_endpoint is not None:
-        raise SettingsError("--kv-events-endpoint publishes the pages of one replica; leave it out with --dp")

@@ -478,8 +478,8 @@ class GroupMembership(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     """Where engine 0 listens: an ``ipc://`` path in a directory of mode 0700, or with keys any ZeroMQ address."""
     keys: CoordinatorKeys | MemberKeys | None = None
-    computes: str = ""
-    """Fingerprint of what the ranks compute with. It must be equal in all engines; the launch fills it in."""
+    facts: dict[str, str] = {}
+    """What the ranks compute with, by the name that a message shows; equal in all engines. The launch fills it in."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: everything that the engine is told

@@ -41,7 +41,7 @@ IDLE_SECONDS = 5.0
 
 
 @contextmanager
-def mock_server(num_replicas: int, step_ms: float, max_seqs: int) -> Iterator[Server]:
+def mock_server(num_replicas: int, step_ms: float, max_seqs: int, *more: str) -> Iterator[Server]:
     """`plait serve` whose workers are mocks."""
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "plait_worker"
@@ -52,7 +52,7 @@ def mock_server(num_replicas: int, step_ms: float, max_seqs: int) -> Iterator[Se
         before = os.environ.get("PYTHONPATH", "")
         os.environ |= {"PYTHONPATH": os.pathsep.join([folder, before]), "MOCK_STEP_MS": str(step_ms)}
         flags = ["--dp", str(num_replicas), "--max-seqs", str(max_seqs), "--max-batch-tokens", "8192"]
-        running = start_server(Path(folder) / "server.log", MODEL, *flags, "--log-level", "warning")
+        running = start_server(Path(folder) / "server.log", MODEL, *flags, *more, "--log-level", "warning")
         try:
             assert running.url, running.errors
             yield running

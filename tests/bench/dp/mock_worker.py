@@ -1,12 +1,14 @@
 """A rank without a model: it speaks the wire and samples one token after the other, so that only the engine works.
 
-`front_door.py` starts it in place of `plait_worker`, with the same arguments. `MOCK_STEP_MS` is the time of a step.
+`front_door.py` starts it in place of `plait_worker`, with the same arguments. `MOCK_STEP_MS` is the time of a step. It
+writes into the folder `MOCK_ARRIVALS`, if given, when each step's plan came.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import json
 import os
 import time
 from pathlib import Path
@@ -51,6 +53,8 @@ class MockRank:
         self._step_seconds = step_seconds
         self._due: collections.deque[tuple[float, Plan]] = collections.deque()
         self._num_steps = 0
+        self._arrivals: list[tuple[int, float]] = []
+        """Steps, and seconds of CLOCK_MONOTONIC."""
         self._socket = zmq.Context().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.ROUTING_ID, f"rank-{rank}".encode())
         self._socket.connect(endpoint)
@@ -89,13 +93,19 @@ class MockRank:
         message = decode(self._socket.recv_multipart())
         if isinstance(message, Drain):
             self._send(Bye(rank=self._rank, num_steps=self._num_steps))
+            self._write_arrivals()
             self._socket.close(linger=1000)
         elif isinstance(message, Plan):
+            self._arrivals.append((message.step, time.monotonic()))
             begins = max([time.monotonic(), *(at for at, _ in self._due)])
             self._due.append((begins + self._step_seconds, message))
         elif not isinstance(message, Welcome | Fail):
             raise TypeError(f"the engine sent {message}")
         return not isinstance(message, Drain | Fail)
+
+    def _write_arrivals(self) -> None:
+        if folder := os.environ.get("MOCK_ARRIVALS"):
+            (Path(folder) / f"arrivals-{self._rank}.json").write_text(json.dumps(self._arrivals))
 
     def _answer_due(self) -> None:
         while self._due and self._due[0][0] <= time.monotonic():

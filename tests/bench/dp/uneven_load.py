@@ -1,6 +1,6 @@
 """Engines whose replicas share their experts, under uneven load with prompts in most steps: no stall, no other token.
 
-    python tests/bench/dp/uneven_load.py --seconds 600 --engines 2 --dp 1 --out FILE
+    python tests/bench/dp/uneven_load.py --seconds 600 --engines 2 --dp 1 --tcp --out FILE
 
 First one replica alone answers every question. Then the group does, over and over: the first engine gets all streams
 but one, in bursts, the last engine one stream with pauses, so that replicas idle, prefill and decode in all
@@ -28,7 +28,7 @@ from plait.bench.result_file import Row, commit, machine, versions
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from plait_testing import recall
-from plait_testing.grouped_engines import spawn_engines
+from plait_testing.grouped_engines import over_tcp, spawn_engines
 from plait_testing.metrics import read_metrics
 from plait_testing.running_server import Server, start_server, wait_until_ready
 
@@ -121,12 +121,13 @@ def one_replica(folder: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def group(folder: Path, num_engines: int, dp: int) -> Iterator[list[Server]]:
+def group(folder: Path, num_engines: int, dp: int, has_keys: bool) -> Iterator[list[Server]]:
     flags = (*FLAGS, "--dp-attention", "--dp", str(dp))
     if num_engines == 1:
         servers = [start_server(folder / "engine-0.log", MODEL, *flags)]
     else:
-        servers = spawn_engines(folder, MODEL, num_engines, *flags)
+        meet = over_tcp(folder, num_engines) if has_keys else None
+        servers = spawn_engines(folder, MODEL, num_engines, *flags, meet=meet)
     with ExitStack() as stack:
         for each in servers:
             stack.callback(each.kill)
@@ -151,11 +152,13 @@ def steps(servers: Sequence[Server]) -> dict[str, float]:
     return counts
 
 
-def run(seconds: float, num_engines: int, dp: int, streams: int, folder: Path) -> tuple[Seen, dict[str, float]]:
+def run(
+    seconds: float, num_engines: int, dp: int, has_keys: bool, streams: int, folder: Path
+) -> tuple[Seen, dict[str, float]]:
     asked = [problem for context in CONTEXTS for problem in recall.problems(context, 12, context)]
     with one_replica(folder) as alone, httpx.Client(base_url=alone.url, timeout=600) as client:
         expected = {number: ask(client, problem, None) for number, problem in enumerate(asked)}
-    with group(folder, num_engines, dp) as servers:
+    with group(folder, num_engines, dp, has_keys) as servers:
         seen, deadline = Seen(expected), time.monotonic() + seconds
         with ThreadPoolExecutor(streams) as pool:
             futures = [
@@ -185,12 +188,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--dp", type=int, default=2)
+    parser.add_argument("--tcp", action="store_true", help="engines meet over TCP with CURVE, not over ipc")
     parser.add_argument("--streams", type=int, default=6)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        seen, counts = run(args.seconds, args.engines, args.dp, args.streams, Path(folder))
-    case = f"recall-mla, {args.engines} engines of {args.dp} replicas, {args.streams} streams, {args.seconds:.0f} s"
+        seen, counts = run(args.seconds, args.engines, args.dp, args.tcp, args.streams, Path(folder))
+    meet = " over TCP" if args.tcp else ""
+    case = (
+        f"recall-mla, {args.engines} engines of {args.dp} replicas{meet}, {args.streams} streams, {args.seconds:.0f} s"
+    )
     num_steps = sum(counts.values())
     with_prompts = (counts["prefill"] + counts["mixed"]) / (num_steps - counts["dummy"])
     rows = [

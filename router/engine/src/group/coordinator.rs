@@ -1,10 +1,11 @@
 //! Engine 0: it collects the votes, makes the decision and names missing replicas.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use plait_core::{Decision, Micros, Vote};
 use plait_proto::{
-    ExitCode, Fail, Join, Message, PROTOCOL, StoreReply, StoreRequest, schema_fingerprint,
+    ExitCode, Fact, Fail, Join, Message, PROTOCOL, StoreReply, StoreRequest, schema_fingerprint,
 };
 
 use crate::clock::{micros, since};
@@ -293,7 +294,8 @@ impl Coordinator {
         }
         (join.config != self.settings.config).then(|| {
             format!(
-                "the configuration of engine {engine} is not that of engine 0; start all engines of a group with the same model and settings"
+                "the configuration of engine {engine} is not that of engine 0{}; start all engines of a group with the same model and settings",
+                describe_differences(engine, &self.settings.facts, &join.facts)
             )
         })
     }
@@ -438,6 +440,32 @@ impl Coordinator {
             let _told = self.send(engine, &plait_proto::encode(&fail.into()));
         }
         end
+    }
+}
+
+/// `: --dtype is float32, and bfloat16 on engine 0`; each fact that differs, by name.
+fn describe_differences(engine: u32, first: &[Fact], other: &[Fact]) -> String {
+    let value = |facts: &[Fact], name: &str| {
+        let found = facts.iter().find(|fact| fact.name == name);
+        found.map_or_else(|| "unknown".to_owned(), |fact| fact.value.clone())
+    };
+    let names: BTreeSet<&str> = first
+        .iter()
+        .chain(other)
+        .map(|fact| fact.name.as_str())
+        .collect();
+    let different: Vec<String> = names
+        .into_iter()
+        .map(|name| (name, value(first, name), value(other, name)))
+        .filter(|(_, of_first, of_other)| of_first != of_other)
+        .map(|(name, of_first, of_other)| {
+            format!("{name}: {of_first} on engine 0, {of_other} on engine {engine}")
+        })
+        .collect();
+    match different.len() {
+        0 => String::new(),
+        1 => format!(" in one thing: {}", different[0]),
+        number => format!(" in {number} things: {}", different.join("; ")),
     }
 }
 

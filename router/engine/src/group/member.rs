@@ -275,5 +275,6 @@ fn join(settings: &GroupSettings) -> Join {
         num_engines: settings.num_engines(),
         first_replica: replicas.start,
         num_replicas: replicas.end - replicas.start,
+        facts: settings.facts.clone(),
     }
 }

@@ -321,6 +321,7 @@ mod tests {
             role: Role::Alone,
             num_replicas: vec![u32::try_from(num).unwrap()],
             config: [0; 16],
+            facts: Vec::new(),
             graphs: vec![GraphSize::of_decode_rows(4)].into(),
             max_tokens: 64,
             timeouts: GroupTimeouts::default(),

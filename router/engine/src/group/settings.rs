@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-use plait_proto::Fingerprint;
+use plait_proto::{Fact, Fingerprint};
 
 use super::graphs::CapturedGraphs;
 use crate::timeouts::LONGEST_STEP;
@@ -98,6 +98,8 @@ pub struct GroupSettings {
     pub num_replicas: Vec<u32>,
     /// Fingerprint of everything that all engines must share.
     pub config: Fingerprint,
+    /// What that is the fingerprint of, so that an engine that differs is told in what.
+    pub facts: Vec<Fact>,
     /// Sizes of the graphs that every replica has captured.
     pub graphs: CapturedGraphs,
     /// Tokens of one replica's step at most. A larger vote or decision would have every rank allocate for it.
@@ -307,6 +309,7 @@ mod tests {
             role,
             num_replicas: num_replicas.to_vec(),
             config: [0; 16],
+            facts: Vec::new(),
             graphs: CapturedGraphs::default(),
             max_tokens: 1,
             timeouts: GroupTimeouts::default(),

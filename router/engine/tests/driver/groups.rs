@@ -25,7 +25,8 @@ pub fn socket_directory() -> (TempDir, String) {
 
 pub fn place(engine: u32, num_engines: u32, endpoint: &str) -> Value {
     json!({"group": {
-        "engine": engine, "num_engines": num_engines, "endpoint": endpoint, "keys": null, "computes": "",
+        "engine": engine, "num_engines": num_engines, "endpoint": endpoint, "keys": null,
+        "facts": {"--dtype": "float32"},
     }})
 }
 
@@ -191,6 +192,58 @@ fn a_replica_that_fails_ends_all_of_its_group_and_is_named() {
 }
 
 #[test]
+fn a_replica_that_is_lost_while_the_group_drains_ends_every_engine_by_name() {
+    let (_directory, mut engines) = two_engines_of_two_replicas();
+    let endless = json!({"max_tokens": 400, "ignore_eos": true});
+    engines[0].submit(1, "abc", &endless);
+    engines[0].wait_until("it works", |harness| {
+        harness.metric("plait_generated_tokens_total{replica=\"0\"}") > 2.0
+    });
+    engines[1].engine.drain();
+    engines[0].wait_for_phase("draining");
+    engines[1].engine.worker_lost(1, "killed by signal 9");
+    assert_eq!(engines[0].answer(1).error, Some((503, 0)));
+    for harness in &mut engines {
+        harness.wait_for_phase("failed");
+        let reason = harness.status()["reason"].to_string();
+        assert!(
+            reason.contains("rank 1 was lost: killed by signal 9"),
+            "{reason}"
+        );
+    }
+}
+
+#[test]
+fn a_replica_that_is_lost_before_the_group_is_ready_ends_every_engine_by_name() {
+    for has_hello in [false, true] {
+        let (_directory, endpoint) = socket_directory();
+        let mut engines = [0, 1].map(|engine| {
+            let mut change = place(engine, 2, &endpoint);
+            change["num_replicas"] = 2.into();
+            Harness::alone(&change, Timeouts::default())
+        });
+        if has_hello {
+            dial_replicas(&mut engines[1], 2);
+            engines[1].wait_until("its ranks are ready", |harness| {
+                harness
+                    .workers
+                    .iter()
+                    .all(|rank| rank.log().plans.len() == 1)
+            });
+        }
+        engines[1].engine.worker_lost(1, "killed by signal 9");
+        for harness in &mut engines {
+            harness.wait_for_phase("failed");
+            let reason = harness.status()["reason"].to_string();
+            assert!(
+                reason.contains("rank 1 was lost: killed by signal 9"),
+                "{reason}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_replica_whose_rank_was_killed_is_named_though_another_reports_it_first() {
     let mut change = place(0, 1, "");
     change["num_replicas"] = 2.into();
@@ -348,14 +401,17 @@ fn an_engine_of_other_settings_is_refused_with_the_reason() {
     let _first = Harness::alone(&place(0, 2, &endpoint), Timeouts::default());
     let mut change = place(1, 2, &endpoint);
     change["max_batch_tokens"] = json!(63);
+    change["group"]["facts"] = json!({"--dtype": "bfloat16"});
     let mut other = Harness::alone(&change, Timeouts::default());
     other.wait_for_phase("failed");
     let status = other.status();
     assert_eq!(status["exit_code"], 2);
     let reason = status["reason"].as_str().unwrap();
-    assert!(
-        reason.starts_with("the configuration of engine 1"),
-        "{reason}"
+    assert_eq!(
+        reason,
+        "the configuration of engine 1 is not that of engine 0 in 2 things: --dtype: float32 on engine 0, bfloat16 on \
+         engine 1; --max-batch-tokens: 64 on engine 0, 63 on engine 1; start all engines of a group with the same model \
+         and settings"
     );
 }
 

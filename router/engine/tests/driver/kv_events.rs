@@ -36,6 +36,7 @@ struct Event {
 struct Batch {
     events: Vec<Event>,
     hash_key_id: String,
+    data_parallel_rank: Option<u32>,
 }
 
 /// A listener as docs/kv-events.md describes it.
@@ -46,17 +47,24 @@ struct Listener {
     pages: BTreeSet<Vec<u8>>,
     num_snapshots: u32,
     hash_key_id: String,
+    replica: Option<u32>,
 }
 
 impl Listener {
     fn connect(folder: &TempDir) -> Self {
+        Self::connect_to(folder, "")
+    }
+
+    /// `suffix` is that of the replica's endpoints.
+    fn connect_to(folder: &TempDir, suffix: &str) -> Self {
         let context = zmq::Context::new();
         let [changes, requests] =
             [(zmq::SUB, "events"), (zmq::DEALER, "replay")].map(|(kind, name)| {
                 let socket = context.socket(kind).unwrap();
                 socket.set_linger(0).unwrap();
                 socket.set_rcvtimeo(WAIT_MS).unwrap();
-                socket.connect(&endpoint(folder, name)).unwrap();
+                let endpoint = endpoint(folder, &format!("{name}{suffix}"));
+                socket.connect(&endpoint).unwrap();
                 socket
             });
         changes.set_subscribe(b"kv").unwrap();
@@ -68,6 +76,7 @@ impl Listener {
             pages,
             num_snapshots: 0,
             hash_key_id,
+            replica: None,
         }
     }
 
@@ -127,6 +136,7 @@ impl Listener {
     fn apply(&mut self, message: &[u8]) {
         let batch: Batch = rmp_serde::from_slice(message).unwrap();
         self.hash_key_id = batch.hash_key_id;
+        self.replica = batch.data_parallel_rank;
         for event in batch.events {
             let hashes = event.block_hashes.into_iter().map(ByteBuf::into_vec);
             match event.kind.as_str() {
@@ -163,15 +173,18 @@ fn folder() -> TempDir {
 
 /// A replica that publishes; it keeps `num_pages` pages of four tokens.
 fn publishing(folder: &TempDir, key: &Value, num_pages: u32) -> Harness {
-    let settings = json!({
+    Harness::ready(&settings(folder, key), |rank| rank.num_pages = num_pages)
+}
+
+fn settings(folder: &TempDir, key: &Value) -> Value {
+    json!({
         "page_size": 4, "hash_key": key,
         "kv_events": {
             "kv_events_endpoint": endpoint(folder, "events"),
             "kv_events_replay_endpoint": endpoint(folder, "replay"),
             "kv_events_topic": "kv", "kv_events_public": false,
         },
-    });
-    Harness::ready(&settings, |rank| rank.num_pages = num_pages)
+    })
 }
 
 /// Serves prompts one after another.
@@ -238,6 +251,38 @@ fn replicas_with_one_key_publish_equal_hashes_for_equal_prompts() {
         assert!(pages.is_disjoint(&one.0));
         assert_ne!(id, one.1);
     }
+}
+
+#[test]
+fn each_replica_of_an_engine_publishes_its_own_pages() {
+    let folder = folder();
+    let mut harness = Harness::replicas(2, &settings(&folder, &Value::Null), |_| {});
+    let mut ask = |prompts: &[String]| {
+        serve(&mut harness, prompts);
+        ["", "_dp1"].map(|suffix| {
+            let mut listener = Listener::connect_to(&folder, suffix);
+            listener.ask();
+            listener
+        })
+    };
+    let listeners = ask(&prompts(1));
+    assert_eq!(
+        listeners.each_ref().map(|each| each.replica),
+        [Some(0), Some(1)]
+    );
+    assert_eq!(
+        listeners
+            .iter()
+            .filter(|each| !each.pages.is_empty())
+            .count(),
+        1,
+        "one replica has the prompt"
+    );
+    let [first, second] = ask(&prompts(1)).map(|each| each.pages);
+    assert!(
+        first.is_disjoint(&second),
+        "and gets it again: its pages are there"
+    );
 }
 
 #[test]

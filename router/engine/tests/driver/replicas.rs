@@ -174,6 +174,27 @@ fn a_drain_lets_every_replica_finish() {
 }
 
 #[test]
+fn a_replica_that_is_lost_while_all_drain_leaves_the_other_to_finish() {
+    let mut harness = slow(2);
+    let endless = json!({"max_tokens": 200, "ignore_eos": true});
+    for (replica, prompt) in [(0, LONG), (1, "abc")] {
+        harness.submit(u64::from(replica) + 1, prompt, &endless);
+        harness.wait_until("it works", |harness| {
+            harness.metric(&of("plait_generated_tokens_total", replica)) > 2.0
+        });
+    }
+    harness.engine.drain();
+    harness.wait_for_phase("draining");
+    harness.engine.worker_lost(0, "killed by signal 9");
+    assert_eq!(harness.answer(1).error, Some((503, 0)));
+    assert_eq!(harness.answer(2).text().len(), 200);
+    harness.wait_for_phase("stopped");
+    let status = harness.status();
+    assert_eq!(status["replicas"][0]["phase"], "failed");
+    assert!(harness.workers[1].log().was_drained);
+}
+
+#[test]
 fn the_ranks_of_a_replica_are_numbered_after_those_before_it() {
     let change = json!({"num_replicas": 2, "num_ranks": 2});
     let mut harness = Harness::alone(&change, plait_engine::Timeouts::default());

@@ -68,6 +68,7 @@ fn join(engine: u32) -> Join {
         num_engines: 3,
         first_replica: engine,
         num_replicas: 1,
+        facts: Vec::new(),
     }
 }
 

@@ -88,6 +88,7 @@ pub fn group_settings(engine: u32, endpoint: &str, num_replicas: &[u32]) -> Grou
         role,
         num_replicas: num_replicas.to_vec(),
         config: CONFIG,
+        facts: Vec::new(),
         graphs: GRAPHS.map(GraphSize::of_decode_rows).to_vec().into(),
         max_tokens: MAX_TOKENS,
         timeouts: long_timeouts(),

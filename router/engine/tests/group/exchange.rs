@@ -71,6 +71,7 @@ fn join() -> Join {
         num_engines: 2,
         first_replica: 1,
         num_replicas: 1,
+        facts: Vec::new(),
     }
 }
 

@@ -1,8 +1,9 @@
-"""Launching an engine of a group: the checks, and a fingerprint that all engines of the group must share."""
+"""Launching an engine of a group: the checks, and the facts that all engines of the group must share."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,37 +14,48 @@ from plait.settings import GroupMembership, ServeSettings
 
 _TEXTS = ("config.json", "model.safetensors.index.json")
 """Files of a model folder that are compared by content. Others are compared by name and size."""
+_SHOWN_DIGITS = 32
+"""Of a SHA-256 in hexadecimal."""
 
 
-def with_fingerprint(place: GroupMembership, local: LocalModel, settings: ServeSettings) -> GroupMembership:
-    """Adds the fingerprint of model and number formats. Raises `SettingsError` for settings that exclude groups."""
+def with_facts(place: GroupMembership, local: LocalModel, settings: ServeSettings) -> GroupMembership:
+    """Adds the facts about model, formats and layout. Raises `SettingsError` for settings that exclude groups."""
     if settings.scheduler.itl_target_ms is not None:
         raise SettingsError("--itl-target-ms times one engine's own steps, not a group's: leave it out of a group")
     if settings.process.step_trace is not None:
         raise SettingsError("--step-trace pairs an engine's own rows with the group's time: leave it out of a group")
-    return msgspec.structs.replace(place, computes=_hash_compute_settings(local.path, settings))
+    return msgspec.structs.replace(place, facts=dict(_facts(local.path, settings)))
 
 
-def _hash_compute_settings(path: Path, settings: ServeSettings) -> str:
-    alike = (
-        settings.model.dtype,
-        settings.model.load_format,
-        settings.attention,
-        settings.kv_cache,
-        settings.device.device,
-        (settings.process.tp, settings.process.dp, settings.process.dp_attention),
-        sorted(_files(path)),
-    )
-    return hashlib.sha256(msgspec.json.encode(alike)).hexdigest()
+def _facts(path: Path, settings: ServeSettings) -> Iterator[tuple[str, str]]:
+    alike = {
+        "dtype": settings.model.dtype,
+        "load_format": settings.model.load_format,
+        "device": settings.device.device,
+        "dp_attention": settings.process.dp_attention,
+        **msgspec.structs.asdict(settings.attention),
+        **msgspec.structs.asdict(settings.kv_cache),
+    }
+    for name, value in alike.items():
+        yield f"--{name.replace('_', '-')}", str(value)
+    yield from _describe_files(path)
 
 
-def _files(path: Path) -> list[tuple[str, int, str]]:
-    """Name, size and, for `_TEXTS`, digest of each file. A GGUF file counts under any name."""
+def _describe_files(path: Path) -> Iterator[tuple[str, str]]:
+    """Digest or size of each file. A GGUF file counts under any name."""
     if path.is_file():
-        return [("", path.stat().st_size, "")]
-    files = [file for file in path.iterdir() if file.is_file() and file.suffix in (".json", ".safetensors")]
-    return [(file.name, file.stat().st_size, _digest(file) if file.name in _TEXTS else "") for file in files]
+        yield "GGUF file", f"{path.stat().st_size} bytes"
+        return
+    weights = hashlib.sha256()
+    num_bytes = 0
+    for file in sorted(path.iterdir()):
+        if file.is_file() and file.name in _TEXTS:
+            yield file.name, _digest(file)
+        elif file.is_file() and file.suffix in (".json", ".safetensors"):
+            num_bytes += file.stat().st_size
+            weights.update(f"{file.name} {file.stat().st_size}\n".encode())
+    yield "files of the model", f"{num_bytes} bytes ({weights.hexdigest()[:_SHOWN_DIGITS]})"
 
 
 def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:_SHOWN_DIGITS]

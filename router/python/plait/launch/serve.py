@@ -24,7 +24,7 @@ from plait.http.connection_limits import MAX_CONNECTIONS
 from plait.http.engine import Description, Phase, Status, read_description, read_status
 from plait.http.server import http_server
 from plait.http.streams import Streams
-from plait.launch.group_checks import with_fingerprint
+from plait.launch.group_checks import with_facts
 from plait.launch.group_place import group_place
 from plait.launch.hash_key import cache_secrets
 from plait.launch.listen import listen, url
@@ -80,7 +80,7 @@ def serve(
 def _engine(
     local: LocalModel, settings: ServeSettings, run_dir: Path, group: GroupMembership | None, hash_key: str
 ) -> Iterator[Engine]:
-    membership = with_fingerprint(group, local, settings) if group is not None else None
+    membership = with_facts(group, local, settings) if group is not None else None
     engine_json = engine_settings(settings, str(local.path), local.name, str(run_dir), membership, hash_key)
     try:
         engine = Engine(msgspec.json.encode(engine_json))
