@@ -5,6 +5,7 @@
 #include <exception>
 #include <system_error>
 
+#include "adjust.h"
 #include "decoder.h"
 #include "experts.h"
 #include "sampling.h"
@@ -166,6 +167,18 @@ int plait_sample_filtered(const float* logits, int64_t rows, int64_t vocab, cons
         ThreadPool::get().run([&](ThreadPool& pool) {
             pool.parallel_for(rows, [&](int64_t row) {
                 ids[row] = plait::sample_filtered(logits + row * vocab, vocab, *filters, row);
+            });
+        });
+    });
+}
+
+// New logits [rows, vocab].
+int plait_adjust_logits(const float* logits, int64_t rows, int64_t vocab, const plait::Adjustments* changes,
+                        float* out) {
+    return guarded([&] {
+        ThreadPool::get().run([&](ThreadPool& pool) {
+            pool.parallel_for(rows, [&](int64_t row) {
+                plait::adjust_logits(logits + row * vocab, vocab, *changes, row, out + row * vocab);
             });
         });
     });

@@ -1,5 +1,6 @@
 """The wire between Plait's engine and its workers: typed messages, and frames of bytes."""
 
+from plait_proto.adjustments import Adjustment, read_adjustments
 from plait_proto.codec import Malformed, decode, encode
 from plait_proto.config import (
     AttentionConfig,
@@ -50,6 +51,7 @@ __all__ = [
     "LOOKAHEAD",
     "PROTOCOL",
     "SCHEMA_FINGERPRINT",
+    "Adjustment",
     "AttentionConfig",
     "Bye",
     "CapturedSize",
@@ -91,4 +93,5 @@ __all__ = [
     "encode_config",
     "family",
     "family_of",
+    "read_adjustments",
 ]

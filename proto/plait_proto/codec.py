@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from plait_proto.adjustments import CutError, not_finite, read_adjustments
 from plait_proto.messages import (
     IS_LAST_CHUNK,
     LOOKAHEAD,
@@ -35,7 +36,7 @@ from plait_proto.messages import (
     Words,
 )
 
-MAX_FRAMES = 8
+MAX_FRAMES = 9
 """Frames that a message may have."""
 MAX_HEADER_BYTES = 1 << 20
 """Bytes that frame 1 may have."""
@@ -84,7 +85,7 @@ _KINDS: dict[type[Message], Kind] = {
 _NUM_OPTIONAL: dict[type[Fields], int] = {Hello: 2, Welcome: 1, Vote: 1, Decision: 1, Join: 1}
 """Fields at the end that may be left out."""
 # At least, and at most.
-_NUM_FRAMES = {kind: (2, 2) for kind in Kind} | {Kind.PLAN: (6, 8), Kind.STEP_RESULT: (6, 6)}
+_NUM_FRAMES = {kind: (2, 2) for kind in Kind} | {Kind.PLAN: (6, 9), Kind.STEP_RESULT: (6, 6)}
 # memoryview.cast rejects an empty buffer.
 _NO_WORDS = memoryview(array.array("I"))
 
@@ -187,7 +188,8 @@ def _read_kind(frame: Frame, num_bytes: int) -> Kind:
 def _encode_plan(plan: Plan) -> list[bytes]:
     decision = plan.decision and _without_empty_last(plan.decision)
     header = (plan.step, plan.num_prefill, plan.num_decode, plan.new_slots, decision)
-    arrays = [plan.rows, plan.token_ids, plan.appended_pages, plan.freed_slots, plan.other_pages, plan.trimmed_slots]
+    arrays = [plan.rows, plan.token_ids, plan.appended_pages, plan.freed_slots]
+    arrays += [plan.other_pages, plan.trimmed_slots, plan.adjustments]
     while len(arrays) > 4 and not len(arrays[-1]):
         arrays.pop()
     return [_ENCODER.encode(header), *map(_array_bytes, arrays)]
@@ -205,7 +207,8 @@ def _decode_plan(frames: Sequence[Frame]) -> Plan:
         frame = len(frames) - 1
         raise Malformed(f"frame {frame} of PLAN is empty; an empty optional frame comes only before a later one")
     arrays = [_words(frame) for frame in frames[2:]]
-    rows, token_ids, appended_pages, freed_slots, other_pages, trimmed_slots = arrays + [_NO_WORDS] * (6 - len(arrays))
+    rows, token_ids, appended_pages, freed_slots, *optional = arrays + [_NO_WORDS] * (7 - len(arrays))
+    other_pages, trimmed_slots, adjustments = optional
     _check_rows(header, rows)
     _check_words(Kind.PLAN, 3, token_ids, _num_token_ids(rows[: 4 * header.num_prefill]))
     _check_records(4, appended_pages, 2)
@@ -216,6 +219,7 @@ def _decode_plan(frames: Sequence[Frame]) -> Plan:
         raise Malformed(f"frame 6 of PLAN has a page of kind 0 for slot {slot}; those are in frame 4")
     for new_slot in header.new_slots:
         _check_finite(new_slot)
+    _check_adjustments(adjustments)
     return Plan(
         step=header.step,
         num_prefill=header.num_prefill,
@@ -228,6 +232,7 @@ def _decode_plan(frames: Sequence[Frame]) -> Plan:
         freed_slots=freed_slots,
         other_pages=other_pages,
         trimmed_slots=trimmed_slots,
+        adjustments=adjustments,
     )
 
 
@@ -261,6 +266,18 @@ def _check_finite(new_slot: NewSlot) -> None:
         value = getattr(new_slot, field)
         if not math.isfinite(value):
             raise Malformed(f"slot {new_slot.slot}: {field} is {value}; a finite number is needed")
+
+
+def _check_adjustments(words: memoryview) -> None:
+    try:
+        for adjustment in read_adjustments(words):
+            if (found := not_finite(adjustment)) is not None:
+                field, value = found
+                raise Malformed(f"slot {adjustment.slot}: {field} is {value}; a finite number is needed")
+    except CutError:
+        raise Malformed(
+            f"frame 8 of PLAN has {len(words)} words, which end within a record or have a bad word without tokens"
+        ) from None
 
 
 def _decode_result(frames: Sequence[Frame]) -> StepResult:

@@ -312,6 +312,8 @@ class Plan(msgspec.Struct, frozen=True):
     """``kind, slot, page`` of each page of another kind; left out while it is empty."""
     trimmed_slots: Words = b""
     """``kind, slot, num_pages``: a slot keeps its first pages. Left out while it is empty."""
+    adjustments: Words = b""
+    """Records of the new slots that change their logits (``plait_proto.adjustments``). Left out while it is empty."""
 
 
 IS_LAST_CHUNK = 1

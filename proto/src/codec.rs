@@ -15,7 +15,7 @@ use crate::result::{decode_result, encode_result};
 pub type Frames = Vec<Vec<u8>>;
 
 /// Frames that a message may have.
-pub const MAX_FRAMES: usize = 8;
+pub const MAX_FRAMES: usize = 9;
 /// Bytes that frame 1 may have.
 pub const MAX_HEADER_BYTES: usize = 1 << 20;
 /// Bytes that each later frame may have.

@@ -55,7 +55,7 @@ impl Kind {
     /// How many frames a message of this kind may have, the first two included.
     pub fn num_frames(self) -> RangeInclusive<usize> {
         match self {
-            Self::Plan => 6..=8,
+            Self::Plan => 6..=9,
             Self::StepResult => 6..=6,
             _ => 2..=2,
         }

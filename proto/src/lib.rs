@@ -6,6 +6,7 @@
 //!
 //! The messages' serde names and JSON form are for the golden files only; the wire has no names.
 
+mod adjustment;
 mod capped_text;
 mod codec;
 mod control;
@@ -23,6 +24,7 @@ mod result;
 mod schema;
 mod word_arrays;
 
+pub use adjustment::{Adjustment, TokenBias};
 pub use capped_text::MAX_TEXT_BYTES;
 pub use codec::{
     Frames, MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, decode, encode,

@@ -109,6 +109,16 @@ pub enum Malformed {
         /// Words of a record.
         record: usize,
     },
+    /// Adjustments of which one is cut, or has a bad word without tokens.
+    #[error(
+        "frame {frame} of Plan has {given} words, which end within a record or have a bad word without tokens"
+    )]
+    CutAdjustment {
+        /// Which frame.
+        frame: usize,
+        /// Words in it.
+        given: usize,
+    },
     /// A page of the first kind in the frame of the others.
     #[error("frame 6 of Plan has a page of kind 0 for slot {slot}; those are in frame 4")]
     FirstPageKind {

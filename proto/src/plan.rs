@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::adjustment::{self, Adjustment};
 use crate::control::Decision;
 use crate::extensible::Extensible;
 use crate::kind::Kind;
@@ -37,6 +38,9 @@ pub struct Plan {
     /// Slots that give back their last pages, which were leased for drafts that were not accepted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trimmed_slots: Vec<TrimmedSlot>,
+    /// What new slots change about their logits, for those that ask.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adjustments: Vec<Adjustment>,
     /// Slots that become free.
     pub freed_slots: Vec<u32>,
 }
@@ -171,11 +175,12 @@ fn num_rows<Row>(rows: &[Row]) -> u32 {
 /// Encodes plans into buffers that it keeps: after the first few, a plan costs no allocation.
 #[derive(Debug, Default)]
 pub struct PlanEncoder {
-    frames: [Vec<u8>; 8],
+    frames: [Vec<u8>; 9],
+    adjustments: Vec<u32>,
 }
 
 impl PlanEncoder {
-    /// The frames of `plan`, the same for every rank. The last two are left out while they are empty.
+    /// The frames of `plan`, the same for every rank. The last three are left out while they are empty.
     pub fn encode(&mut self, plan: &Plan) -> &[Vec<u8>] {
         let [
             kind,
@@ -186,6 +191,7 @@ impl PlanEncoder {
             freed_slots,
             other_pages,
             trimmed_slots,
+            adjustments,
         ] = &mut self.frames;
         kind.clear();
         kind.push(Kind::Plan as u8);
@@ -202,6 +208,10 @@ impl PlanEncoder {
         word_arrays::fill_records(trimmed_slots, &plan.trimmed_slots, |trimmed| {
             [trimmed.kind, trimmed.slot, trimmed.num_pages]
         });
+        if !plan.adjustments.is_empty() {
+            adjustment::fill(&mut self.adjustments, &plan.adjustments);
+            word_arrays::fill(adjustments, &self.adjustments);
+        }
         &self.frames[..num_frames(plan)]
     }
 
@@ -214,7 +224,9 @@ impl PlanEncoder {
 }
 
 fn num_frames(plan: &Plan) -> usize {
+    let has_adjustments = !plan.adjustments.is_empty();
     match (plan.other_pages.is_empty(), plan.trimmed_slots.is_empty()) {
+        _ if has_adjustments => 9,
         (true, true) => 6,
         (false, true) => 7,
         (_, false) => 8,
@@ -229,7 +241,7 @@ fn fill_rows(frame: &mut Vec<u8>, plan: &Plan) {
     }
 }
 
-/// The plan in frame 1 and the arrays after it, which are whole words: four, and up to two optional ones.
+/// The plan in frame 1 and the arrays after it, which are whole words: four, and up to three optional ones.
 pub fn decode_plan(header: &[u8], arrays: &[&[u8]]) -> Result<Plan, Malformed> {
     check_last_frame(arrays)?;
     let array =
@@ -259,6 +271,7 @@ pub fn decode_plan(header: &[u8], arrays: &[&[u8]]) -> Result<Plan, Malformed> {
             slot,
             num_pages,
         })?,
+        adjustments: adjustment::read(&array(8))?,
     };
     check_token_ids(&plan)?;
     check_page_kinds(&plan)?;

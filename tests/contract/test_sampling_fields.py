@@ -10,7 +10,7 @@ from plait._router import Engine
 from plait.batch_sizes import with_batch_sizes
 from plait.http.bodies import SamplingFields
 from plait.settings import ServeSettings, engine_settings
-from plait_proto import NewSlot
+from plait_proto import Adjustment, NewSlot
 from plait_testing import budgets
 
 MODEL = budgets.ROOT / "tests/models/recall-gqa"
@@ -32,4 +32,5 @@ def test_the_engine_reads_every_sampling_field_of_the_body_and_no_other() -> Non
 
 
 def test_the_wire_carries_every_sampling_field_of_the_body() -> None:
-    assert set(SamplingFields.__struct_fields__) <= set(NewSlot.__struct_fields__)
+    on_the_wire = {*NewSlot.__struct_fields__, *Adjustment.__struct_fields__}
+    assert set(SamplingFields.__struct_fields__) <= on_the_wire

@@ -141,6 +141,22 @@ def triples(kinds: SearchStrategy[int]) -> SearchStrategy[bytes]:
 
 
 @st.composite
+def adjustments(draw: st.DrawFn) -> bytes:
+    """One record."""
+    floats = st.floats(allow_nan=False, allow_infinity=False, width=32)
+    head = draw(st.tuples(U32, floats, floats, floats, U32))
+    lists = [draw(st.lists(U32, max_size=3)) for _ in range(4)]
+    bias = draw(st.lists(st.tuples(U32, floats), max_size=3))
+    bad_words = draw(st.lists(st.lists(U32, min_size=1, max_size=3), max_size=3))
+    prompt, output, allowed, ends = lists
+    counts = [len(each) for each in (prompt, output, bias, allowed, ends, bad_words)]
+    pairs = b"".join(struct.pack("<If", *pair) for pair in bias)
+    of_bad_words = [word for ids in bad_words for word in (len(ids), *ids)]
+    front = struct.pack("<I3fI6I", *head, *counts) + words([*prompt, *output])
+    return front + pairs + words([*allowed, *ends, *of_bad_words])
+
+
+@st.composite
 def plans(draw: st.DrawFn) -> Plan:
     prefill = draw(st.lists(st.tuples(U32, U32, st.integers(1, 20), st.integers(0, 3)), max_size=5))
     decode_rows = draw(st.lists(st.tuples(U32, U32), max_size=20))
@@ -158,6 +174,7 @@ def plans(draw: st.DrawFn) -> Plan:
         freed_slots=draw(arrays()),
         other_pages=draw(triples(st.integers(1, 2**32 - 1))),
         trimmed_slots=draw(triples(U32)),
+        adjustments=b"".join(draw(st.lists(adjustments(), max_size=3))),
     )
 
 

@@ -8,14 +8,26 @@ from typing import TypeAlias, cast
 
 import msgspec
 import pytest
-from plait_proto import IS_LAST_CHUNK, LOOKAHEAD, Kind, Message, Plan, StepResult, Words, decode, encode
+from plait_proto import (
+    IS_LAST_CHUNK,
+    LOOKAHEAD,
+    Adjustment,
+    Kind,
+    Message,
+    Plan,
+    StepResult,
+    Words,
+    decode,
+    encode,
+    read_adjustments,
+)
 from plait_testing.wire_golden import GOLDEN, NAMES, golden_frames
 
 # The golden files keep the names that their messages had when they were written.
 GOLDEN_KINDS = {"Decision": "Verdict", "Heartbeat": "Beat"}
 GOLDEN_FIELDS = {"decision": "verdict"}
 OPTIONAL = {"other_kinds": (), "graphs": (), "prompts": None, "tokens": b"", "facts": ()}
-PLAN_ROWS = {"num_prefill", "num_decode", "rows", "appended_pages", "other_pages", "trimmed_slots"}
+PLAN_ROWS = {"num_prefill", "num_decode", "rows", "appended_pages", "other_pages", "trimmed_slots", "adjustments"}
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 
@@ -74,9 +86,27 @@ def plan_rows(plan: Plan) -> dict[str, Json]:
         for name, listed in {
             "other_pages": records(plan.other_pages, "kind", "slot", "page"),
             "trimmed_slots": records(plan.trimmed_slots, "kind", "slot", "num_pages"),
+            "adjustments": [adjustment(it) for it in read_adjustments(memoryview(plan.adjustments))],
         }.items()
         if listed
     }
+
+
+def adjustment(record: Adjustment) -> Json:
+    bias: list[Json] = [{"id": id, "bias": bias} for id, bias in zip(record.bias_ids, record.bias, strict=True)]
+    fields = {name: getattr(record, name) for name in record.__struct_fields__ if name not in ("bias_ids", "bias")}
+    return {name: listed(value) for name, value in fields.items()} | {"bias": bias}
+
+
+def listed(value: object) -> Json:
+    """Views and tuples of views as lists."""
+    match value:
+        case tuple():
+            return [listed(item) for item in value]
+        case memoryview():
+            return list(value)
+        case _:
+            return cast("Json", value)
 
 
 def records(words: Words, *names: str) -> Json:

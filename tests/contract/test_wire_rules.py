@@ -71,9 +71,9 @@ def test_the_unbroken_messages_pass() -> None:
 
 
 def test_the_number_of_frames_is_that_of_the_kind() -> None:
-    assert refusal(PLAN, lambda frames: frames.clear()) == "0 frames; a message has 2 to 8"
-    assert refusal(PLAN, lambda frames: frames.extend([b""] * 3)) == "9 frames; a message has 2 to 8"
-    assert refusal(PLAN, lambda frames: frames.remove(frames[-1])) == "PLAN came in 5 frames; it has 6 to 8"
+    assert refusal(PLAN, lambda frames: frames.clear()) == "0 frames; a message has 2 to 9"
+    assert refusal(PLAN, lambda frames: frames.extend([b""] * 4)) == "10 frames; a message has 2 to 9"
+    assert refusal(PLAN, lambda frames: frames.remove(frames[-1])) == "PLAN came in 5 frames; it has 6 to 9"
     assert refusal(RESULT, lambda frames: frames.append(b"")) == "STEP_RESULT came in 7 frames; it has 6"
     assert refusal(HELLO, lambda frames: frames.append(b"")) == "HELLO came in 3 frames; it has 2"
 
@@ -155,6 +155,24 @@ def test_optional_frames_hold_whole_records_of_their_kinds() -> None:
         )
     refused = refusal(TWO_KINDS, replaced(6, words(1, 1, 4, 0, 2, 9)))
     assert refused == "frame 6 of PLAN has a page of kind 0 for slot 2; those are in frame 4"
+
+
+HEAD = (1, 0, 0, 0x3F800000, 0, 0, 0, 1, 0, 0, 1)
+"""Of slot 1, with one bias and one bad word."""
+
+
+def test_adjustments_are_whole_and_finite() -> None:
+    record = words(*HEAD, 3, 0x3F000000, 2, 7, 8)
+    message = msgspec.structs.replace(PLAN, adjustments=record)
+    assert encode(decode(encode(message))) == encode(message)
+    assert len(encode(message)) == 9
+    for num in range(1, len(record) // 4):
+        assert refusal(message, replaced(8, record[: 4 * num])) == (
+            f"frame 8 of PLAN has {num} words, which end within a record or have a bad word without tokens"
+        )
+    assert "bad word" in refusal(message, replaced(8, words(*HEAD, 3, 0x3F000000, 0)))
+    infinite = words(*HEAD, 3, 0x7F800000, 2, 7, 8)
+    assert refusal(message, replaced(8, infinite)) == "slot 1: bias is inf; a finite number is needed"
 
 
 def test_decode_rows_have_all_their_lengths_or_none() -> None:

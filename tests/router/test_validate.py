@@ -168,6 +168,12 @@ BAD_VALUES: dict[str, list[Any]] = {
     "stream": [1, "true"],
     "ignore_eos": [1],
     "skip_special_tokens": [1],
+    "presence_penalty": ["1", True],
+    "repetition_penalty": [[1]],
+    "min_tokens": ["1", 1.5],
+    "logit_bias": [[1], 5, {"1": "2"}],
+    "allowed_token_ids": [1, ["x"], [2**63]],
+    "bad_words": ["x", [1]],
     "truncate_prompt_tokens": ["9", 1.5, True],
     "truncation_side": ["middle", 1],
     "reasoning_effort": ["much", 1],
@@ -285,7 +291,7 @@ def test_the_same_holds_for_completions(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("n", 2), ("n", True), ("best_of", 0), ("presence_penalty", 0.1), ("response_format", {"type": "json_object"})],
+    [("n", 2), ("n", True), ("best_of", 0), ("length_penalty", 0.1), ("response_format", {"type": "json_object"})],
 )
 def test_nearly_neutral_values_are_rejected(name: str, value: Any) -> None:
     assert rejection(**{name: value}).param == name

@@ -234,6 +234,7 @@ class Rank:
             else:
                 ids_S, records = self._sample_on_first_rank(logits_SU, slots_S, device_slots_S)
             self.slots.keep_tokens(device_slots_S, ids_S)
+            table.count_adjusted(slots_S, ids_S)
             return ids_S, records
 
     def _sample_own_rows(self, logits_SU: Tensor, slots_S: Ints, device_slots_S: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from plait_kernels.sampling import TokenScores, sample_filtered, sample_greedy, 
 from torch import Tensor
 
 from plait_worker.batch import PromptTargets
-from plait_worker.sampling_table import SamplingMode, SamplingTable
+from plait_worker.sampling_table import ADJUSTED, SamplingMode, SamplingTable
 from plait_worker.step_inputs import Ints
 from plait_worker.transfer import Download, upload
 
@@ -48,11 +48,12 @@ def sample(logits_SV: Tensor, slots_S: Ints, device_slots_S: Tensor, table: Samp
     modes_S = table.mode_N[slots_S]
     present = np.unique(modes_S)
     if len(present) == 1:
-        return _sample_rows(SamplingMode(present[0]), logits_SV, device_slots_S, table)
+        return _sample_rows(int(present[0]), logits_SV, slots_S, device_slots_S, table)
     ids_S = torch.empty_like(device_slots_S)
     for mode in present:
-        rows = upload(np.flatnonzero(modes_S == mode), logits_SV.device)
-        ids_S[rows] = _sample_rows(SamplingMode(mode), logits_SV[rows], device_slots_S[rows], table)
+        indices = np.flatnonzero(modes_S == mode)
+        rows = upload(indices, logits_SV.device)
+        ids_S[rows] = _sample_rows(int(mode), logits_SV[rows], slots_S[indices], device_slots_S[rows], table)
     return ids_S
 
 
@@ -73,12 +74,15 @@ def prompt_records(
     return [records for target in targets for records in _target_records(hidden_TD, logits, target)]
 
 
-def _sample_rows(mode: SamplingMode, logits_SV: Tensor, slots_S: Tensor, table: SamplingTable) -> Tensor:
-    if mode is SamplingMode.GREEDY:
+def _sample_rows(mode: int, logits_SV: Tensor, slots_S: Ints, device_slots_S: Tensor, table: SamplingTable) -> Tensor:
+    if mode & ADJUSTED:
+        logits_SV = table.adjust(logits_SV, slots_S, device_slots_S)
+    mode &= ~ADJUSTED
+    if mode == SamplingMode.GREEDY:
         return sample_greedy(logits_SV)
-    temperature_S, filters = table.temperature(slots_S), table.filters(slots_S)
-    uniform_S = uniform(*table.seeds_and_indices(slots_S))
-    if mode is SamplingMode.RANDOM:
+    temperature_S, filters = table.temperature(device_slots_S), table.filters(device_slots_S)
+    uniform_S = uniform(*table.seeds_and_indices(device_slots_S))
+    if mode == SamplingMode.RANDOM:
         return sample_random(logits_SV, temperature_S, filters.min_p_S, uniform_S)
     return sample_filtered(logits_SV, temperature_S, filters, uniform_S)
 

@@ -5,16 +5,18 @@ Shapes: N slots, S rows that sample.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from plait_kernels.sampling import Filters
-from plait_proto import NewSlot
+from plait_proto import Adjustment, NewSlot
 from torch import Tensor
 
+from plait_worker.adjusted_slots import AdjustedSlots
+from plait_worker.errors import ensure
 from plait_worker.step_inputs import Ints
 from plait_worker.transfer import upload
 
@@ -33,11 +35,16 @@ class SamplingMode(IntEnum):
     """The best tokens in order as well: top-k or top-p."""
 
 
+ADJUSTED = 4
+"""Bit of a slot's mode: it changes its logits before a token is sampled."""
+
+
 class SamplingTable:
     """Sampling parameters of every slot."""
 
-    def __init__(self, num_slots: int, device: torch.device) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         """Every slot is greedy until a request takes it; the device has one more, the dummy slot."""
+        self.adjusted = AdjustedSlots(vocab_size, device)
         self.mode_N: NDArray[np.int8] = np.full(num_slots, SamplingMode.GREEDY, dtype=np.int8)
         self.num_logprobs: list[int | None] = [None] * num_slots
         """Best tokens that a slot wants with each output token; None: no log-probabilities."""
@@ -49,8 +56,13 @@ class SamplingTable:
         # top_k, seed, index of the next output token
         self._ints_N3 = torch.zeros((num_slots + 1, 3), dtype=torch.int64, device=device)
 
-    def assign(self, new_slots: Sequence[NewSlot]) -> None:
-        """Set what the new slots' requests ask for."""
+    def release(self, slots: Ints) -> None:
+        """The slots are free."""
+        if len(self.adjusted):
+            self.adjusted.release(slots.tolist())
+
+    def assign(self, new_slots: Sequence[NewSlot], adjustments: Iterable[Adjustment] = ()) -> None:
+        """Set what the new slots' requests ask for. Raises ``WorkerError`` if an adjustment is of another slot."""
         slots = [new.slot for new in new_slots]
         self.mode_N[slots] = [_mode(new) for new in new_slots]
         for new in new_slots:
@@ -61,9 +73,14 @@ class SamplingTable:
         ints = [(new.top_k, _signed(new.seed), new.next_output) for new in new_slots]
         self._floats_N3[index] = upload(np.array(floats, dtype=np.float32), self._device)
         self._ints_N3[index] = upload(np.array(ints, dtype=np.int64), self._device)
+        for adjustment in adjustments:
+            is_new = adjustment.slot in slots and adjustment.slot not in self.adjusted
+            ensure(is_new, f"the plan adjusts slot {adjustment.slot}, which is not new, or twice")
+            self.adjusted.assign(adjustment)
+            self.mode_N[adjustment.slot] |= ADJUSTED
 
     def is_plain(self, slots_S: Ints) -> bool:
-        """Whether the rows of these slots are greedy and want no log-probabilities."""
+        """Whether the rows of these slots are greedy, change no logits and want no log-probabilities."""
         return not self.mode_N[slots_S].any() and not self.wants_logprobs(slots_S)
 
     def wants_logprobs(self, slots_S: Ints) -> bool:
@@ -83,6 +100,15 @@ class SamplingTable:
         """int64 ``[S]`` each: the seed's bits and the index of the next output token."""
         ints_S3 = self._ints_N3[slots_S]
         return ints_S3[:, 1], ints_S3[:, 2]
+
+    def adjust(self, logits_SV: Tensor, slots_S: Ints, device_slots_S: Tensor) -> Tensor:
+        """New logits of slots that all change theirs."""
+        return self.adjusted.apply(logits_SV, slots_S, self._ints_N3[device_slots_S, 2])
+
+    def count_adjusted(self, slots_S: Ints, ids_S: Tensor) -> None:
+        """Count the tokens that slots which change their logits have sampled."""
+        if len(self.adjusted):
+            self.adjusted.count(slots_S, ids_S)
 
     def count_output(self, slots_S: Tensor) -> None:
         """The slots have sampled one more token."""

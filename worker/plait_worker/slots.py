@@ -6,11 +6,8 @@ array operations: a step's cost depends on what changed, not on the number of sl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
-from plait_proto import NewSlot
 from torch import Tensor
 
 from plait_worker.errors import ensure
@@ -26,12 +23,21 @@ class Slots:
     """The slot tables of one rank: tensors on the device, progress on the host."""
 
     def __init__(
-        self, num_slots: int, num_pages: int, page_size: int, max_model_len: int, device: torch.device
+        self,
+        num_slots: int,
+        num_pages: int,
+        page_size: int,
+        max_model_len: int,
+        device: torch.device,
+        vocab_size: int = 0,
     ) -> None:
-        """``page_size`` and ``max_model_len`` in tokens; page ``num_pages`` is the dummy that pads the tables."""
+        """``page_size`` and ``max_model_len`` in tokens; page ``num_pages`` is the dummy that pads the tables.
+
+        Without a ``vocab_size`` no request can change its logits.
+        """
         max_pages = -(-max_model_len // page_size)
         self.num_slots = num_slots
-        self.sampling = SamplingTable(num_slots, device)
+        self.sampling = SamplingTable(num_slots, vocab_size, device)
         self._device = device
         self._page_size = page_size
         self._num_pages = num_pages
@@ -64,7 +70,7 @@ class Slots:
     def apply(self, inputs: StepInputs) -> None:
         """Free, take and extend slots, in this order. Raises ``WorkerError`` if the plan does not fit the slots."""
         self._free(inputs.freed_F)
-        self._open_slots(inputs.new_slots)
+        self._open_slots(inputs)
         self._append(inputs.appended_A2)
 
     def advance(self, inputs: StepInputs) -> None:
@@ -104,8 +110,11 @@ class Slots:
         self._check_slots(freed_F)
         ensure(bool(self._is_live_N[freed_F].all()), "the plan frees a slot that holds nothing")
         self._is_live_N[freed_F] = False
+        self.sampling.release(freed_F)
 
-    def _open_slots(self, new_slots: Sequence[NewSlot]) -> None:
+    def _open_slots(self, inputs: StepInputs) -> None:
+        new_slots = inputs.new_slots
+        ensure(bool(new_slots) or not inputs.adjustments, "the plan adjusts a slot that is not new")
         if not new_slots:
             return
         slots = np.array([new.slot for new in new_slots], dtype=np.int64)
@@ -116,7 +125,8 @@ class Slots:
         self._is_fresh_N[slots] = True
         self._has_token_N[slots] = False
         self._page_table_NM.index_fill_(0, self.to_device(slots), self._num_pages)
-        self.sampling.assign(new_slots)
+        self.sampling.release(slots)
+        self.sampling.assign(new_slots, inputs.adjustments)
 
     def _append(self, appended_A2: Ints) -> None:
         if len(appended_A2) == 0:

@@ -165,7 +165,12 @@ def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
     config, model = loaded.config, loaded.model
     cache = KVCache(model.cache_specs, welcome.num_pages, config.pages.page_size, loaded.member.device)
     slots = Slots(
-        welcome.num_slots, welcome.num_pages, config.pages.page_size, config.max_model_len, loaded.member.device
+        welcome.num_slots,
+        welcome.num_pages,
+        config.pages.page_size,
+        config.max_model_len,
+        loaded.member.device,
+        model.config.vocab_size,
     )
     graphs = _capture(loaded, cache, slots)
     ready = Rank(model, cache, loaded.attention, slots, loaded.member.parallel, graphs)

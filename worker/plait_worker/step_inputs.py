@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from plait_proto import IS_LAST_CHUNK, LOOKAHEAD, NewSlot, Plan
+from plait_proto import IS_LAST_CHUNK, LOOKAHEAD, Adjustment, NewSlot, Plan, read_adjustments
 
 from plait_worker.errors import ensure
 
@@ -42,6 +42,8 @@ class StepInputs:
     """Rows whose token ids include one more token, which is not computed."""
     token_ids: Ints
     """Tokens of the prefill rows, row by row, with lookahead tokens."""
+    adjustments: Sequence[Adjustment] = ()
+    """What new slots change about their logits."""
 
     @property
     def num_tokens(self) -> int:
@@ -69,6 +71,7 @@ def read_plan(plan: Plan) -> StepInputs:
     return StepInputs(
         freed_F=_words(plan.freed_slots),
         new_slots=plan.new_slots,
+        adjustments=tuple(read_adjustments(memoryview(plan.adjustments))) if len(plan.adjustments) else (),
         appended_A2=_words(plan.appended_pages).reshape(-1, 2),
         num_prefill=plan.num_prefill,
         slots_R=np.concatenate((prefill_P4[:, 0], decode_D2[:, 0])),

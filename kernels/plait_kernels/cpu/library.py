@@ -143,6 +143,20 @@ class Filters(ctypes.Structure):
     )
 
 
+class Adjustments(ctypes.Structure):
+    """What each row changes about its logits; see ``plait_kernels.sampling.adjust.Adjustments``."""
+
+    _fields_ = (
+        ("counts", c_void_p),
+        ("rows", c_void_p),
+        ("penalties", c_void_p),
+        ("ends", c_void_p),
+        ("ids", c_void_p),
+        ("bias", c_void_p),
+        ("only_listed", c_void_p),
+    )
+
+
 _DONE, _NO_MEMORY = 0, 1
 """Status of a function; any other: the system starts no more threads."""
 
@@ -167,6 +181,7 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
     "plait_sample_greedy": (c_void_p, c_int64, c_int64, c_void_p),
     "plait_sample_random": (c_void_p, c_int64, c_int64, POINTER(Filters), c_void_p),
     "plait_sample_filtered": (c_void_p, c_int64, c_int64, POINTER(Filters), c_void_p),
+    "plait_adjust_logits": (c_void_p, c_int64, c_int64, POINTER(Adjustments), c_void_p),
     "plait_decoder_stack": (POINTER(Decoder), POINTER(Rows), POINTER(Activations), c_int),
 }
 

@@ -16,6 +16,7 @@ from plait_kernels.backends import Backend, Call, Op, of_dtype, on_device
 from plait_kernels.cpu import library
 from plait_kernels.nvrtc import can_compile
 from plait_kernels.sampling import cuda
+from plait_kernels.sampling.adjust import CLOSED, Adjustments
 from plait_kernels.sampling.logprobs import TokenScores, score_tokens
 from plait_kernels.sampling.philox import philox4x32
 from plait_kernels.sampling.reference import NO_TOKEN, Filters
@@ -36,7 +37,15 @@ _sample_greedy = Op(__name__, "sample_greedy", Backend("triton", (on_device("cud
 _sample_random = Op(__name__, "sample_random", _CPU, _CUDA, _REFERENCE)
 _sample_filtered = Op(__name__, "sample_filtered", _CPU, _CUDA, _REFERENCE)
 """The size of a call is the stride between a row's logits."""
+_adjust_logits = Op(__name__, "adjust_logits", _CPU, _CUDA, Backend("adjust"))
+"""The size of a call is the stride between a row's logits."""
 _uniform = Op(__name__, "uniform", Backend("cuda", (on_device("cuda"), _has_nvrtc)), Backend("philox"))
+
+
+def adjust_logits(logits_SV: Tensor, changes: Adjustments) -> Tensor:
+    """New logits of the same dtype with each row's penalties, biases and allowed tokens: contiguous ``[S, V]``."""
+    adjusted_SV: Tensor = _adjust_logits(logits_SV, logits_SV.stride(1))(logits_SV, changes)
+    return adjusted_SV
 
 
 def sample_greedy(logits_SV: Tensor) -> Tensor:
@@ -64,9 +73,12 @@ def uniform(seed_N: Tensor, index_N: Tensor) -> Tensor:
 
 
 __all__ = [
+    "CLOSED",
     "NO_TOKEN",
+    "Adjustments",
     "Filters",
     "TokenScores",
+    "adjust_logits",
     "philox4x32",
     "sample_filtered",
     "sample_greedy",

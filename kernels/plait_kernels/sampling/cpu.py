@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from plait_kernels.cpu import library as cpu
+from plait_kernels.sampling.adjust import Adjustments
 from plait_kernels.sampling.reference import Filters
 
 
@@ -42,6 +43,34 @@ def sample_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, 
     ids_S = torch.empty(len(logits_SV), dtype=torch.int64)
     cpu.library().plait_sample_filtered(logits, *logits_SV.shape, cpu.Filters(*pointers), ids_S.data_ptr())
     return ids_S
+
+
+def adjust_logits(logits_SV: Tensor, changes: Adjustments) -> Tensor:
+    """See ``plait_kernels.sampling.adjust.adjust_logits``."""
+    num_rows, vocab = logits_SV.shape
+    cpu.check_tensor(logits_SV, torch.float32)
+    cpu.check_tensor(changes.counts_RV, torch.int32, vocab)
+    cpu.check_tensor(changes.rows_S, torch.int64, num_rows)
+    cpu.check_tensor(changes.penalties_S3, torch.float32, num_rows, 3)
+    cpu.check_tensor(changes.ends_S, torch.int64, num_rows)
+    cpu.check_tensor(changes.ids_E, torch.int64)
+    cpu.check_tensor(changes.bias_E, torch.float32, len(changes.ids_E))
+    cpu.check_tensor(changes.only_listed_S, torch.bool, num_rows)
+    inputs = (
+        changes.counts_RV,
+        changes.rows_S,
+        changes.penalties_S3,
+        changes.ends_S,
+        changes.ids_E,
+        changes.bias_E,
+        changes.only_listed_S,
+    )
+    kept = [tensor.contiguous() for tensor in inputs]
+    logits_SV = logits_SV.contiguous()
+    adjusted_SV = torch.empty_like(logits_SV)
+    pointers = cpu.Adjustments(*(tensor.data_ptr() for tensor in kept))
+    cpu.library().plait_adjust_logits(logits_SV.data_ptr(), *logits_SV.shape, pointers, adjusted_SV.data_ptr())
+    return adjusted_SV
 
 
 def _expect(logits_SV: Tensor, uniform_S: Tensor, *floats_S: Tensor) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from plait_kernels.backends import Call
 from plait_kernels.nvrtc import Kernel, can_compile, compile_kernels, max_shared_bytes
+from plait_kernels.sampling.adjust import Adjustments
 from plait_kernels.sampling.reference import Filters
 
 _SOURCE = Path(__file__).with_name("sampling.cu")
@@ -46,6 +47,19 @@ def sample_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, 
     return ids_S
 
 
+def adjust_logits(logits_SV: Tensor, changes: Adjustments) -> Tensor:
+    """See ``plait_kernels.sampling.adjust.adjust_logits``."""
+    num_rows, vocab = logits_SV.shape
+    adjusted_SV = torch.empty((num_rows, vocab), dtype=logits_SV.dtype, device=logits_SV.device)
+    if num_rows:
+        given = (changes.counts_RV, changes.rows_S, changes.penalties_S3, changes.ends_S)
+        listed = (changes.ids_E, changes.bias_E, changes.only_listed_S)
+        kernel = _compile_sampling_kernels(logits_SV.dtype, logits_SV.device)["adjust_logits"]
+        parameters = [value.contiguous() for value in (*given, *listed)]
+        kernel((num_rows, _THREADS, 0), logits_SV, logits_SV.stride(0), vocab, *parameters, adjusted_SV)
+    return adjusted_SV
+
+
 def uniform(seed_N: Tensor, index_N: Tensor) -> Tensor:
     """See ``plait_kernels.sampling.philox.uniform``."""
     uniform_N = torch.empty(seed_N.shape[0], dtype=torch.float64, device=seed_N.device)
@@ -71,4 +85,4 @@ def _has_room(device: torch.device) -> bool:
 @functools.cache
 def _compile_sampling_kernels(dtype: torch.dtype, device: torch.device) -> dict[str, Kernel]:
     defines = ("IS_HALF",) if dtype == torch.float16 else ()
-    return compile_kernels(_SOURCE, ("sample_filtered", "sample_random", "uniform"), defines, device)
+    return compile_kernels(_SOURCE, ("sample_filtered", "sample_random", "adjust_logits", "uniform"), defines, device)

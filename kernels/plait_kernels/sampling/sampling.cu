@@ -325,6 +325,89 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_random(
     if (lane == 0) out[blockIdx.x] = first < vocab ? first : max(highest, 0);
 }
 
+// Changes of rows' logits (plait_kernels.sampling.adjust): penalties and biases, in float32 and rounded once.
+constexpr float MOST_ADJUSTED = 20000.0f;
+constexpr float NOT_ALLOWED = -60000.0f;
+
+__device__ float raw_number(Bits bits) {
+#ifdef IS_HALF
+    float number;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(number) : "h"(bits));
+    return number;
+#else
+    return __uint_as_float(static_cast<unsigned>(bits) << 16);
+#endif
+}
+
+__device__ Bits rounded(float number) {
+    Bits bits;
+#ifdef IS_HALF
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(number));
+#else
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(number));
+#endif
+    return bits;
+}
+
+__device__ float penalise(float logit, int count, float presence, float frequency, float repetition) {
+    if (count == 0) return logit;
+    const int times = count >> 1;
+    logit = logit > 0 ? logit / repetition : logit * repetition;
+    logit -= frequency * static_cast<float>(times);
+    if (times > 0) logit -= presence;
+    if (logit > MOST_ADJUSTED) return MOST_ADJUSTED;
+    return logit < -MOST_ADJUSTED ? -MOST_ADJUSTED : logit;  // NaN stays
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) adjust_logits(
+    const Bits* logits, long long stride, long long vocab_size, const int* counts, const long long* count_rows,
+    const float* penalties, const long long* ends, const long long* ids, const float* biases, const bool* only_listed,
+    Bits* out) {
+    const Bits* row = logits + blockIdx.x * stride;
+    const int* counted = counts + count_rows[blockIdx.x] * vocab_size;
+    Bits* adjusted = out + blockIdx.x * vocab_size;
+    const float presence = penalties[3 * blockIdx.x], frequency = penalties[3 * blockIdx.x + 1];
+    const float repetition = penalties[3 * blockIdx.x + 2];
+    const int vocab = static_cast<int>(vocab_size);
+    auto change = [&](Bits bits, int count) {
+        return count == 0 ? bits : rounded(penalise(raw_number(bits), count, presence, frequency, repetition));
+    };
+    if (only_listed[blockIdx.x]) {
+        const Bits closed = rounded(NOT_ALLOWED);
+        for (int id = threadIdx.x; id < vocab; id += THREADS) adjusted[id] = closed;
+    } else {
+        const auto address = [](const void* pointer) { return reinterpret_cast<unsigned long long>(pointer); };
+        const bool is_aligned = (address(row) | address(counted) | address(adjusted)) % sizeof(uint4) == 0;
+        const int whole = is_aligned ? vocab / VECTOR : 0;
+        for (int i = threadIdx.x; i < whole; i += THREADS) {
+            const int4 low = reinterpret_cast<const int4*>(counted)[2 * i];
+            const int4 high = reinterpret_cast<const int4*>(counted)[2 * i + 1];
+            uint4 eight = reinterpret_cast<const uint4*>(row)[i];
+            if ((low.x | low.y | low.z | low.w | high.x | high.y | high.z | high.w) != 0) {
+                const int of_each[VECTOR] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+                unsigned words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+                for (int j = 0; j < VECTOR / 2; ++j) {
+                    const unsigned lower = change(static_cast<Bits>(words[j] & 0xffff), of_each[2 * j]);
+                    const unsigned upper = change(static_cast<Bits>(words[j] >> 16), of_each[2 * j + 1]);
+                    words[j] = lower | upper << 16;
+                }
+                eight = make_uint4(words[0], words[1], words[2], words[3]);
+            }
+            reinterpret_cast<uint4*>(adjusted)[i] = eight;
+        }
+        for (int id = whole * VECTOR + threadIdx.x; id < vocab; id += THREADS)
+            adjusted[id] = change(row[id], counted[id]);
+    }
+    __syncthreads();
+    const long long begin = blockIdx.x > 0 ? ends[blockIdx.x - 1] : 0;
+    for (long long e = begin + threadIdx.x; e < ends[blockIdx.x]; e += THREADS) {
+        const long long id = ids[e];
+        const float penalised = penalise(raw_number(row[id]), counted[id], presence, frequency, repetition);
+        adjusted[id] = rounded(penalised + biases[e]);
+    }
+}
+
 // Philox4x32-10 (plait_kernels.sampling.philox): one number in [0, 1) for each seed and index.
 extern "C" __global__ void uniform(const long long* seeds, const long long* indices, long long number, double* out) {
     const long long row = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;

@@ -1,10 +1,10 @@
 //! Any well-formed message.
 
 use plait_proto::{
-    AppendedPage, Bye, CapturedSize, Decision, DecodeRow, Drain, ExitCode, Fact, Fail, Heartbeat,
-    Hello, Join, Message, Mode, NewSlot, OtherPage, PageKind, Plan, PrefillRow, PromptCounts,
-    SamplingParams, StepResult, StoreOperation, StoreReply, StoreRequest, TrimmedSlot, Vote,
-    Welcome,
+    Adjustment, AppendedPage, Bye, CapturedSize, Decision, DecodeRow, Drain, ExitCode, Fact, Fail,
+    Heartbeat, Hello, Join, Message, Mode, NewSlot, OtherPage, PageKind, Plan, PrefillRow,
+    PromptCounts, SamplingParams, StepResult, StoreOperation, StoreReply, StoreRequest, TokenBias,
+    TrimmedSlot, Vote, Welcome,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -228,6 +228,7 @@ pub fn plan() -> impl Strategy<Value = Plan> {
         vec(any::<u32>(), 0..5),
         vec(other_page(), 0..4),
         vec(trimmed_slot(), 0..4),
+        vec(adjustment(), 0..3),
     );
     (header, rows, changes).prop_flat_map(|(header, rows, changes)| {
         let num_token_ids: u64 = rows.0.iter().map(PrefillRow::num_token_ids).sum();
@@ -243,6 +244,7 @@ pub fn plan() -> impl Strategy<Value = Plan> {
             freed_slots: changes.1.clone(),
             other_pages: changes.2.clone(),
             trimmed_slots: changes.3.clone(),
+            adjustments: changes.4.clone(),
         })
     })
 }
@@ -311,6 +313,36 @@ fn trimmed_slot() -> impl Strategy<Value = TrimmedSlot> {
         slot,
         num_pages,
     })
+}
+
+fn adjustment() -> impl Strategy<Value = Adjustment> {
+    let finite = || -1e30..1e30_f32;
+    let ids = || vec(any::<u32>(), 0..4);
+    let bias = (any::<u32>(), finite()).prop_map(|(id, bias)| TokenBias { id, bias });
+    let lists = (
+        [ids(), ids(), ids(), ids()],
+        vec(bias, 0..4),
+        vec(vec(any::<u32>(), 1..4), 0..3),
+    );
+    (any::<[u32; 2]>(), [finite(), finite(), finite()], lists).prop_map(
+        |([slot, min_tokens], penalties, (ids, bias, bad_words))| {
+            let [presence_penalty, frequency_penalty, repetition_penalty] = penalties;
+            let [prompt_ids, output_ids, allowed_ids, end_ids] = ids;
+            Adjustment {
+                slot,
+                presence_penalty,
+                frequency_penalty,
+                repetition_penalty,
+                min_tokens,
+                prompt_ids,
+                output_ids,
+                bias,
+                allowed_ids,
+                end_ids,
+                bad_words,
+            }
+        },
+    )
 }
 
 fn step_result() -> impl Strategy<Value = StepResult> {

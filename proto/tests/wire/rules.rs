@@ -1,9 +1,9 @@
 //! Each rule of the wire, and the error that names it.
 
 use plait_proto::{
-    DecodeRow, Fail, Frames, Kind, LogprobRecords, MAX_FRAME_BYTES, MAX_HEADER_BYTES,
+    Adjustment, DecodeRow, Fail, Frames, Kind, LogprobRecords, MAX_FRAME_BYTES, MAX_HEADER_BYTES,
     MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, Malformed, Message, NewSlot, OtherPage, Plan, PrefillRow,
-    SamplingParams, StepResult, TrimmedSlot, decode, encode,
+    SamplingParams, StepResult, TokenBias, TrimmedSlot, decode, encode,
 };
 
 fn plan() -> Plan {
@@ -48,8 +48,11 @@ fn the_number_of_frames_is_that_of_the_kind() {
         Err(Malformed::TooFewFrames { given: 0 })
     );
     assert_eq!(
-        decode(&[[3]; 9]),
-        Err(Malformed::TooManyFrames { given: 9, limit: 8 })
+        decode(&[[3]; 10]),
+        Err(Malformed::TooManyFrames {
+            given: 10,
+            limit: 9
+        })
     );
     let short = refusal(plan(), |frames| frames.truncate(5));
     assert_eq!(
@@ -59,7 +62,7 @@ fn the_number_of_frames_is_that_of_the_kind() {
             given: 5
         }
     );
-    assert_eq!(short.to_string(), "Plan came in 5 frames; it has 6 to 8");
+    assert_eq!(short.to_string(), "Plan came in 5 frames; it has 6 to 9");
     let long = refusal(result(), |frames| frames.push(Vec::new()));
     assert_eq!(
         long,
@@ -226,6 +229,63 @@ fn optional_frames_hold_whole_records_of_their_kinds() {
     }
     let broken = refusal(plan_of_two_kinds(), |frames| frames[6][0] = 0);
     assert_eq!(broken, Malformed::FirstPageKind { slot: 1 });
+}
+
+#[test]
+fn adjustments_are_whole_and_finite() {
+    let asked = Adjustment {
+        slot: 1,
+        bias: vec![TokenBias { id: 3, bias: 0.5 }],
+        bad_words: vec![vec![7, 8]],
+        ..Adjustment::default()
+    };
+    let plan = || Plan {
+        adjustments: vec![asked.clone(), asked.clone()],
+        ..plan()
+    };
+    let frames = encode(&plan().into());
+    assert_eq!(
+        (frames.len(), frames[8].len()),
+        (9, 2 * 4 * asked.num_words())
+    );
+    assert_eq!(decode(&frames), Ok(plan().into()));
+    let (frame, whole) = (8, 2 * asked.num_words());
+    for given in (1..whole).filter(|num| *num != asked.num_words()) {
+        let broken = refusal(plan(), |frames| frames[8].truncate(4 * given));
+        assert_eq!(broken, Malformed::CutAdjustment { frame, given });
+    }
+    let last_length = 4 * (whole - 3);
+    let empty = refusal(plan(), |frames| frames[8][last_length] = 0);
+    assert_eq!(
+        empty,
+        Malformed::CutAdjustment {
+            frame,
+            given: whole
+        }
+    );
+    for (word, name) in [
+        (1, "presence_penalty"),
+        (2, "frequency_penalty"),
+        (3, "repetition_penalty"),
+        (12, "bias"),
+    ] {
+        let nan = f32::NAN.to_le_bytes();
+        let broken = refusal(plan(), |frames| {
+            frames[8][4 * word..][..4].copy_from_slice(&nan)
+        });
+        assert_eq!(
+            broken.to_string(),
+            format!("slot 1: {name} is NaN; a finite number is needed")
+        );
+    }
+    let huge = refusal(plan(), |frames| frames[8][4 * 5..4 * 11].fill(255));
+    assert_eq!(
+        huge,
+        Malformed::CutAdjustment {
+            frame,
+            given: whole
+        }
+    );
 }
 
 #[test]

@@ -46,6 +46,7 @@ fn request(salt: u64) -> Request {
         max_tokens: 1,
         stop_ids: [].into(),
         prompt_logprobs: false,
+        num_slot_words: 0,
         priority: 0,
         salt,
         tenant: TenantId(0),

@@ -89,6 +89,7 @@ impl World {
             max_tokens,
             stop_ids: [].into(),
             prompt_logprobs: false,
+            num_slot_words: 0,
             priority,
             tenant: TenantId(tenant),
             weight: NonZeroU32::MIN,

@@ -59,6 +59,7 @@ impl Ask {
             max_tokens: self.max_tokens,
             stop_ids: self.stop_ids.clone().into(),
             prompt_logprobs: false,
+            num_slot_words: 0,
             priority: self.priority,
             tenant: TenantId(self.tenant),
             weight: self.weight,

@@ -76,7 +76,7 @@ impl Scheduler {
         let (running, new_slot) = queued.admit(admission, builder.step, now);
         self.locations
             .insert(running.job.id(), Location::Slot(slot));
-        builder.new_slots.push(new_slot);
+        builder.push_new_slot(new_slot, running.job.num_slot_words());
         self.running.insert(running);
         let chunk = Chunk {
             start,
@@ -100,6 +100,7 @@ impl Scheduler {
     fn next_in_queue(&mut self, passed: &mut Passed, builder: &mut PlanBuilder) -> NextInQueue {
         let is_blocked = self.running.num_held() > 0
             || builder.is_full()
+            || builder.has_all_slot_words()
             || passed.num >= self.running.num_free_slots().min(MAX_PASSED);
         let key = match passed.last {
             _ if is_blocked => None,

@@ -15,7 +15,12 @@ use crate::step_work::StepWork;
 /// would take a prompt of 8,192 tokens through thousands of steps.
 pub(crate) const MIN_CHUNK: u32 = 16;
 
+/// Words that travel with new slots: past them no further request is admitted. One request's own fit a frame of the
+/// wire beside them, whose cap is four times as many.
+const MAX_SLOT_WORDS: u32 = 1 << 20;
+
 /// What the rules have scheduled so far, and what is left.
+// budget: one field for each thing that a plan may run out of
 #[derive(Clone, Debug)]
 pub(crate) struct PlanBuilder {
     pub(crate) step: StepId,
@@ -27,6 +32,8 @@ pub(crate) struct PlanBuilder {
     /// The ITL target leaves no time for another prefill row.
     pub(crate) is_out_of_time: bool,
     pub(crate) new_slots: Vec<NewSlot>,
+    /// Words that travel with them.
+    num_slot_words: u32,
     pub(crate) appended_pages: Vec<(SlotId, PageId)>,
     pub(crate) other_pages: Vec<OtherPage>,
     pub(crate) prefill: Vec<(Order, PrefillRow)>,
@@ -51,6 +58,7 @@ impl PlanBuilder {
             work: StepWork::default(),
             is_out_of_time: false,
             new_slots: Vec::new(),
+            num_slot_words: 0,
             appended_pages: Vec::new(),
             other_pages: Vec::new(),
             prefill: Vec::new(),
@@ -68,6 +76,17 @@ impl PlanBuilder {
 
     pub(crate) fn is_full(&self) -> bool {
         self.num_tokens_left == 0 || self.num_rows_left == 0 || self.is_out_of_time
+    }
+
+    /// Admits a request whose slot brings so many words.
+    pub(crate) fn push_new_slot(&mut self, new_slot: NewSlot, num_words: u32) {
+        self.num_slot_words = self.num_slot_words.saturating_add(num_words);
+        self.new_slots.push(new_slot);
+    }
+
+    /// Whether the new slots bring as many words as a plan should.
+    pub(crate) fn has_all_slot_words(&self) -> bool {
+        self.num_slot_words >= MAX_SLOT_WORDS
     }
 
     /// Whether a request after `order` has a row, and so keeps its pages in this plan.

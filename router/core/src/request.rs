@@ -17,6 +17,8 @@ pub struct Request {
     pub stop_ids: Arc<[TokenId]>,
     /// The prompt's log-probabilities are reported, so cached pages are computed again.
     pub prompt_logprobs: bool,
+    /// Words that travel with the request when it enters a slot, its output so far apart; 0 for most.
+    pub num_slot_words: u32,
     /// Smaller goes first; arrival breaks ties. [`crate::Policy::Fcfs`] ignores it.
     pub priority: i32,
     /// The tenant that [`crate::Policy::Fair`] charges.

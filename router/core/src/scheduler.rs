@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use crate::event::{Event, FinishReason, Output, UnexpectedResult};
-use crate::ids::{Micros, RequestId, SlotId, StepId};
+use crate::ids::{Micros, RequestId, SlotId, StepId, TokenId};
 use crate::in_flight::InFlight;
 use crate::itl_target::Pacing;
 use crate::kv_cache::KvCache;
@@ -188,6 +188,16 @@ impl Scheduler {
             Location::Slot(slot) => &self.running.get(*slot)?.job,
         };
         Some(job.prompt_len())
+    }
+
+    /// The output so far of a request that has not ended.
+    pub fn output(&self, request: RequestId) -> &[TokenId] {
+        let job = match self.locations.get(&request) {
+            Some(Location::Queue(key)) => self.queue.job(*key),
+            Some(Location::Slot(slot)) => self.running.get(*slot).map(|running| &*running.job),
+            None => None,
+        };
+        job.map_or(&[], |job| job.output())
     }
 
     /// Counts for the metrics.

@@ -116,6 +116,18 @@ impl Job {
         self.max_output_tokens > 0 && end == self.num_known()
     }
 
+    /// Words that travel with it when it enters a slot.
+    pub(crate) fn num_slot_words(&self) -> u32 {
+        match self.request.num_slot_words {
+            0 => 0,
+            num => num.saturating_add(self.num_output()),
+        }
+    }
+
+    pub(crate) fn output(&self) -> &[TokenId] {
+        &self.output
+    }
+
     /// Output tokens after which the request ends.
     pub(crate) fn max_output(&self) -> u32 {
         self.max_output_tokens

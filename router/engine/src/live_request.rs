@@ -1,7 +1,10 @@
 //! What the driver keeps of a request until it ends.
 
-use plait_core::{Micros, PrefillRow};
-use plait_proto::SamplingParams;
+use std::sync::Arc;
+
+use plait_core::{Micros, PrefillRow, Request};
+use plait_openai::PreparedChoice;
+use plait_proto::{Adjustment, SamplingParams};
 
 use crate::output_queue::StreamId;
 
@@ -16,25 +19,24 @@ pub struct LiveRequest {
     pub last_token: Option<Micros>,
     /// How its tokens are sampled.
     pub sampling: SamplingParams,
+    /// What it changes about its logits.
+    pub adjustment: Option<Arc<Adjustment>>,
     /// Where its prompt's tokens come from.
     pub prompt: PromptProgress,
 }
 
 impl LiveRequest {
-    /// Before its first row.
-    pub fn new(
-        sampling: SamplingParams,
-        num_prompt: usize,
-        stream: StreamId,
-        received: Micros,
-    ) -> Self {
-        Self {
+    /// One choice of a stream before its first row, beside what the scheduler gets.
+    pub fn new(choice: PreparedChoice, stream: StreamId, received: Micros) -> (Request, Self) {
+        let live = Self {
             stream,
             received,
             last_token: None,
-            sampling,
-            prompt: PromptProgress::new(num_prompt),
-        }
+            sampling: choice.sampling,
+            adjustment: choice.adjustment,
+            prompt: PromptProgress::new(choice.request.prompt.len()),
+        };
+        (choice.request, live)
     }
 
     /// Whether the worker sends records for it.

@@ -9,7 +9,7 @@ use plait_core::{
     Scheduler, Settings, SettingsError, StepId, UnexpectedResult, Vote,
 };
 use plait_openai::{ApiError, TokenLogprobs};
-use plait_proto::{NewSlot, StepResult};
+use plait_proto::{Adjustment, NewSlot, StepResult};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -23,7 +23,7 @@ use crate::metrics::{Ending, Rejection};
 use crate::output::StreamEvent;
 use crate::output_queue::StreamId;
 use crate::shared::{ReplicaShared, Shared};
-use crate::step::{MeasuredRow, PlanWriter, StepInFlight};
+use crate::step::{MeasuredRow, NewSlots, PlanWriter, StepInFlight};
 use crate::step_trace::StepRecorder;
 use crate::text_pool::Admission;
 use crate::timeouts::Timeouts;
@@ -78,8 +78,7 @@ const LEAD: Micros = Micros(4_000);
 pub struct PlannedStep {
     plan: Plan,
     step: StepInFlight,
-    /// The plan's new slots with their requests' sampling parameters.
-    new_slots: Vec<NewSlot>,
+    new_slots: NewSlots,
 }
 
 /// A replica from its first plan to its end.
@@ -164,11 +163,7 @@ impl Serving {
         } = admission;
         let choices = prepared.choices.into_iter();
         let (submitted, lives): (Vec<_>, Vec<_>) = choices
-            .map(|choice| {
-                let num_prompt = choice.request.prompt.len();
-                let live = LiveRequest::new(choice.sampling, num_prompt, stream, received);
-                (choice.request, live)
-            })
+            .map(|choice| LiveRequest::new(choice, stream, received))
             .unzip();
         let num_prompt_tokens: usize = submitted.iter().map(|it| it.prompt.len()).sum();
         let taken = self.scheduler.submit_all(submitted, now);
@@ -251,7 +246,7 @@ impl Serving {
             self.oldest_since = now;
         }
         self.in_flight.push_back(step);
-        Some(self.writer.write(&plan, &new_slots, None))
+        Some(self.writer.write(&plan, new_slots, None))
     }
 
     /// When the next step is to be planned under a target for step times; None plans as soon as it can.
@@ -280,10 +275,25 @@ impl Serving {
             sampling: self.requests[&new.request].sampling,
         });
         Some(PlannedStep {
-            new_slots: new_slots.collect(),
+            new_slots: NewSlots {
+                slots: new_slots.collect(),
+                adjustments: self.adjustments_of(&plan),
+            },
             plan,
             step,
         })
+    }
+
+    fn adjustments_of(&self, plan: &Plan) -> Vec<Adjustment> {
+        let asked = plan.new_slots.iter().filter_map(|new| {
+            let adjustment = self.requests[&new.request].adjustment.as_deref()?;
+            Some(Adjustment {
+                slot: new.slot.0,
+                output_ids: self.scheduler.output(new.request).to_vec(),
+                ..adjustment.clone()
+            })
+        });
+        asked.collect()
     }
 
     /// The vote of `replica` on the step that was just planned, or on having none.
@@ -315,7 +325,7 @@ impl Serving {
         }
         self.in_flight.push_back(step);
         let new_slots = new_slots.unwrap_or_default();
-        Some(self.writer.write(&decided.plan, &new_slots, Some(decision)))
+        Some(self.writer.write(&decided.plan, new_slots, Some(decision)))
     }
 
     /// Takes no new request.

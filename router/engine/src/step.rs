@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use plait_core::{Decision, Plan, RequestId, StepWork, TokenId};
 use plait_proto::{
-    AppendedPage, DecodeRow, NewSlot, OtherPage, PageKind, PlanEncoder, PrefillRow, SamplingParams,
-    TrimmedSlot,
+    Adjustment, AppendedPage, DecodeRow, NewSlot, OtherPage, PageKind, PlanEncoder, PrefillRow,
+    SamplingParams, TrimmedSlot,
 };
 
 use crate::group::decision_to_wire;
@@ -71,6 +71,15 @@ impl MeasuredRow {
     }
 }
 
+/// A plan's new slots with what their requests ask for.
+#[derive(Debug, Default)]
+pub struct NewSlots {
+    /// With their sampling parameters.
+    pub slots: Vec<NewSlot>,
+    /// Of those that change their logits.
+    pub adjustments: Vec<Adjustment>,
+}
+
 /// Turns plans into frames, in buffers that it keeps.
 #[derive(Debug, Default)]
 pub struct PlanWriter {
@@ -83,13 +92,14 @@ impl PlanWriter {
     pub fn write(
         &mut self,
         plan: &Plan,
-        new_slots: &[NewSlot],
+        new_slots: NewSlots,
         decision: Option<&Decision>,
     ) -> &[Vec<u8>] {
         let wire = &mut self.plan;
+        wire.adjustments = new_slots.adjustments;
         wire.step = plan.step.0;
         wire.decision = decision.map(decision_to_wire);
-        refill(&mut wire.new_slots, new_slots, NewSlot::clone);
+        wire.new_slots = new_slots.slots;
         refill(&mut wire.prefill, &plan.prefill, prefill_row);
         refill(&mut wire.decode, &plan.decode, |row| DecodeRow {
             slot: row.slot.0,

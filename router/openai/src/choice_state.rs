@@ -18,6 +18,8 @@ pub(crate) struct ResponseContext {
     pub(crate) stops: Vec<String>,
     /// The answer begins with the prompt.
     pub(crate) echo: bool,
+    /// Tokens after which stop strings are looked for.
+    pub(crate) min_tokens: u32,
     pub(crate) report: OutputFields,
 }
 
@@ -180,10 +182,9 @@ impl ChoiceState {
     /// No token follows: what was held back is shown, unless it completes a stop string.
     pub(crate) fn finish(&mut self, context: &ResponseContext, reason: FinishReason) {
         if !self.is_stopped_by_text() {
+            let stops = self.stops(context);
             let text = &mut self.unsent.text;
-            let stop = self
-                .output
-                .finish(&context.vocabulary, &context.stops, text);
+            let stop = self.output.finish(&context.vocabulary, stops, text);
             self.stopped_by = stop.map(StoppedBy::Text).or(self.stopped_by);
         }
         self.ended = Some(if self.is_stopped_by_text() {
@@ -219,6 +220,14 @@ impl ChoiceState {
         context.report.return_token_ids.then_some(&self.prompt)
     }
 
+    /// The stop strings that are looked for by now.
+    fn stops<'a>(&self, context: &'a ResponseContext) -> &'a [String] {
+        match self.num_tokens > context.min_tokens.into() || context.min_tokens == 0 {
+            true => &context.stops,
+            false => &[],
+        }
+    }
+
     fn is_stopped_by_text(&self) -> bool {
         matches!(self.stopped_by, Some(StoppedBy::Text(_)))
     }
@@ -242,10 +251,9 @@ impl ChoiceState {
 
     /// Whether a stop string is complete with this token.
     fn read(&mut self, context: &ResponseContext, token: TokenId) -> bool {
+        let stops = self.stops(context);
         let text = &mut self.unsent.text;
-        let stop = self
-            .output
-            .push(&context.vocabulary, &context.stops, token, text);
+        let stop = self.output.push(&context.vocabulary, stops, token, text);
         self.stopped_by = stop.map(StoppedBy::Text).or(self.stopped_by);
         stop.is_some()
     }

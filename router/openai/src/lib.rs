@@ -3,6 +3,7 @@
 //! [`prepare`] checks a [`GenerateRequest`] and turns it into what the scheduler takes and an
 //! [`ResponseWriter`], which turns that request's tokens into the bytes that its client reads.
 
+mod adjust;
 mod choice_state;
 mod chunk_writer;
 mod error;
@@ -22,7 +23,7 @@ pub use logprobs::TokenLogprobs;
 pub use logprobs_budget::LogprobsBudget;
 pub use prepare::{Prepared, PreparedChoice, prepare};
 pub use request::{
-    ClientFields, GenerateRequest, Input, MaxTokensField, OutputFields, Prompt, PromptFields,
-    StopFields, TruncationSide,
+    ClientFields, GenerateRequest, Input, LogitFields, MaxTokensField, OutputFields, Prompt,
+    PromptFields, StopFields, TruncationSide,
 };
 pub use response_writer::{ResponseState, ResponseWriter};

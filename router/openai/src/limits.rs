@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use plait_text::{EncodeError, Message, OutOfRange, RESERVED_NAMES};
 
 use crate::error::RequestError;
-use crate::request::{GenerateRequest, Input, MaxTokensField, StopFields};
+use crate::request::{GenerateRequest, Input, LogitFields, MaxTokensField, StopFields};
 
 const MESSAGES: RangeInclusive<usize> = 1..=4096;
 const PROMPTS: RangeInclusive<usize> = 1..=128;
@@ -22,6 +22,14 @@ const BEST_TOKENS: RangeInclusive<u32> = 0..=20;
 const MAX_TOKENS: RangeInclusive<u32> = 1..=0x7fff_ffff;
 /// Of a completion; with 0 its prompt is computed and nothing else.
 const COMPLETION_MAX_TOKENS: RangeInclusive<u32> = 0..=0x7fff_ffff;
+const MIN_TOKENS: RangeInclusive<u32> = 0..=0x7fff_ffff;
+const BIASES: RangeInclusive<usize> = 0..=1024;
+const BIAS: RangeInclusive<f64> = -100.0..=100.0;
+const ALLOWED_IDS: RangeInclusive<usize> = 1..=4096;
+const BAD_WORDS: RangeInclusive<usize> = 0..=256;
+const BAD_WORD_BYTES: RangeInclusive<usize> = 1..=256;
+/// The worker looks back at so many tokens.
+pub(crate) const MAX_BAD_WORD_TOKENS: usize = 16;
 const TRUNCATED_TOKENS: RangeInclusive<i32> = 1..=i32::MAX;
 /// A prompt that is truncated may have so many contexts' worth of tokens before.
 pub(crate) const MAX_TRUNCATED: usize = 4;
@@ -34,6 +42,7 @@ const MAX_PROMPT_LOGPROBS: usize = 1 << 19;
 pub(crate) struct Numbers {
     pub(crate) max_tokens: Option<u32>,
     pub(crate) max_tokens_field: MaxTokensField,
+    pub(crate) min_tokens: u32,
     pub(crate) logprobs: Option<u32>,
     pub(crate) prompt_logprobs: Option<u32>,
     /// Tokens of a prompt that are kept, where not all are.
@@ -168,6 +177,7 @@ fn check_numbers(request: &GenerateRequest) -> Result<Numbers, RequestError> {
     Ok(Numbers {
         max_tokens: in_range(end.max_tokens_field.name(), end.max_tokens, max_tokens)?,
         max_tokens_field: end.max_tokens_field,
+        min_tokens: in_range("min_tokens", end.min_tokens, MIN_TOKENS)?.unwrap_or(0),
         logprobs: in_range(logprobs, report.logprobs, BEST_TOKENS)?,
         prompt_logprobs: in_range("prompt_logprobs", report.prompt_logprobs, BEST_TOKENS)?,
         truncation: truncation(request.prompt.truncate_prompt_tokens)?,
@@ -191,6 +201,85 @@ fn truncation(given: Option<i64>) -> Result<Option<Truncation>, RequestError> {
             Err(not_allowed(param, given.unwrap_or_default(), &allowed))
         }
     }
+}
+
+/// The answer's least and most tokens; `max_tokens` is what holds without the request's own.
+pub(crate) fn check_min_tokens(numbers: &Numbers, max_tokens: u32) -> Result<(), RequestError> {
+    if numbers.min_tokens <= max_tokens {
+        return Ok(());
+    }
+    let field = numbers.max_tokens_field.name();
+    let message = format!(
+        "`min_tokens` is {}, where `{field}` is {max_tokens}; lower it, or raise `{field}`",
+        numbers.min_tokens
+    );
+    Err(RequestError::invalid("min_tokens", message))
+}
+
+/// What needs no model of the changes of logits.
+pub(crate) fn check_logits(fields: &LogitFields) -> Result<(), RequestError> {
+    check_count(
+        "logit_bias",
+        fields.logit_bias.len(),
+        "tokens",
+        BIASES,
+        SEND_FEWER,
+    )?;
+    let mut biases = fields.logit_bias.values();
+    if let Some(bias) = biases.find(|bias| !BIAS.contains(bias)) {
+        return Err(not_allowed("logit_bias", bias, "-100 to 100 for a token"));
+    }
+    if let Some(allowed) = &fields.allowed_token_ids {
+        let advice = Advice {
+            too_few: "allow some, or leave it out",
+            too_many: "send fewer",
+        };
+        check_count(
+            "allowed_token_ids",
+            allowed.len(),
+            "ids",
+            ALLOWED_IDS,
+            advice,
+        )?;
+    }
+    check_count(
+        "bad_words",
+        fields.bad_words.len(),
+        "words",
+        BAD_WORDS,
+        SEND_FEWER,
+    )?;
+    for word in &fields.bad_words {
+        let advice = Advice {
+            too_few: "leave words of spaces out",
+            too_many: "send a shorter one",
+        };
+        let num_bytes = word.trim_start().len();
+        check_count(
+            "bad_words",
+            num_bytes,
+            "bytes in a word",
+            BAD_WORD_BYTES,
+            advice,
+        )?;
+    }
+    Ok(())
+}
+
+/// A name of `logit_bias` that is no number.
+pub(crate) fn not_a_token_id(param: &'static str, name: &str) -> RequestError {
+    let shown: String = name.chars().take(64).collect();
+    let message =
+        format!("`{param}` has the name {shown:?}, where token ids are allowed; send ids as names");
+    RequestError::invalid(param, message)
+}
+
+/// A bad word of no tokens or of too many.
+pub(crate) fn bad_word_error(param: &str, word: &str) -> RequestError {
+    let message = format!(
+        "`{param}` is {word:?}, where words of 1 to {MAX_BAD_WORD_TOKENS} tokens are allowed; send a shorter one"
+    );
+    RequestError::invalid(param.to_owned(), message)
 }
 
 /// What is measured of all prompts together, if it fits one answer; `param` asks for it.

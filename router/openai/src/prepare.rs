@@ -7,9 +7,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use plait_core::{Request, TenantId, TokenId};
-use plait_proto::SamplingParams;
+use plait_proto::{Adjustment, SamplingParams};
 use plait_text::{Chat, ModelText, PieceKind, RenderError, TextStart, TextStyle};
 
+use crate::adjust;
 use crate::choice_state::{ChoiceState, ResponseContext};
 use crate::error::{ApiError, RequestError};
 use crate::limits::{self, MAX_TRUNCATED, Numbers, Truncation};
@@ -67,6 +68,8 @@ pub struct PreparedChoice {
     pub request: Request,
     /// For the worker.
     pub sampling: SamplingParams,
+    /// For the worker: what it changes about the logits, if anything.
+    pub adjustment: Option<Arc<Adjustment>>,
 }
 
 /// Checks, renders and tokenises a request; `random_seed` gives a seed to each choice without one.
@@ -81,6 +84,8 @@ pub fn prepare(
 ) -> Result<Prepared, RequestError> {
     let numbers = limits::check(request)?;
     let stop_ids = stop_ids(model, &request.end)?;
+    limits::check_min_tokens(&numbers, max_tokens(&request.input, &numbers))?;
+    let adjustment = adjust::adjustment(model, request, &numbers, &stop_ids)?;
     let encoder = PromptEncoder::new(model, request, &numbers, max_model_len);
     let prompts = encoder.tokenise(&request.input)?;
     for (index, prompt) in prompts.iter().enumerate() {
@@ -91,43 +96,56 @@ pub fn prepare(
     let of_prompts = numbers.of_prompts(&request.input);
     let num_prompt_logprobs = limits::check_prompt_logprobs(num_tokens, of_prompts)?;
     let (_, prompt_logprobs) = of_prompts;
-    let choices = prompts.iter().map(|prompt| PreparedChoice {
-        request: Request {
-            prompt: prompt.tokens.clone(),
-            max_tokens: max_tokens(&request.input, &numbers),
-            stop_ids: stop_ids.clone(),
-            prompt_logprobs: prompt_logprobs.is_some(),
-            priority: numbers.priority,
-            tenant: TenantId(request.client.tenant),
-            weight: request.client.weight.unwrap_or(NonZeroU32::MIN),
-            salt: request.client.salt,
-        },
-        sampling: SamplingParams {
-            seed: request
-                .seed
-                .map_or_else(&mut *random_seed, i64::cast_unsigned),
-            logprobs: numbers.logprobs,
-            prompt_logprobs,
-            ..request.sampling.or(model.generation_defaults())
-        },
+    let choices = prompts.iter().map(|prompt| {
+        let adjustment = adjustment
+            .as_ref()
+            .map(|asked| adjust::of_prompt(asked, &prompt.tokens));
+        PreparedChoice {
+            request: Request {
+                prompt: prompt.tokens.clone(),
+                max_tokens: max_tokens(&request.input, &numbers),
+                stop_ids: stop_ids.clone(),
+                prompt_logprobs: prompt_logprobs.is_some(),
+                num_slot_words: adjustment.as_ref().map_or(0, |it| num_words(it)),
+                priority: numbers.priority,
+                tenant: TenantId(request.client.tenant),
+                weight: request.client.weight.unwrap_or(NonZeroU32::MIN),
+                salt: request.client.salt,
+            },
+            sampling: SamplingParams {
+                seed: request
+                    .seed
+                    .map_or_else(&mut *random_seed, i64::cast_unsigned),
+                logprobs: numbers.logprobs,
+                prompt_logprobs,
+                ..request.sampling.or(model.generation_defaults())
+            },
+            adjustment,
+        }
     });
     Ok(Prepared {
         choices: choices.collect(),
-        response: response_writer(model, request, prompts),
+        response: response_writer(model, request, prompts, numbers.min_tokens),
         num_prompt_logprobs,
     })
+}
+
+fn num_words(adjustment: &Adjustment) -> u32 {
+    u32::try_from(adjustment.num_words()).unwrap_or(u32::MAX)
 }
 
 fn response_writer(
     model: &ModelText,
     request: &GenerateRequest,
     prompts: Vec<Tokenised>,
+    min_tokens: u32,
 ) -> ResponseWriter {
     let context = ResponseContext {
         vocabulary: model.vocabulary().clone(),
         eos_token_ids: model.eos_token_ids().clone(),
         stops: request.end.stop.clone(),
         echo: request.input.is_echoed(),
+        min_tokens,
         report: request.report,
     };
     let choices = prompts.into_iter().map(|prompt| {
@@ -304,7 +322,7 @@ fn prompt_param(input: &Input, index: usize) -> Cow<'static, str> {
 }
 
 /// The ids as the model's tables have them.
-fn check_ids<Id: Copy + Display>(
+pub(crate) fn check_ids<Id: Copy + Display>(
     model: &ModelText,
     param: &str,
     ids: &[Id],

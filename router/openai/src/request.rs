@@ -2,6 +2,7 @@
 //!
 //! Numbers have 64 bits, wider than any field: `limits.rs` then names the field's own range.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use plait_text::SamplingFields;
@@ -38,6 +39,9 @@ pub struct GenerateRequest {
     /// How tokens are sampled.
     #[serde(default)]
     pub sampling: SamplingFields,
+    /// What it changes about the logits.
+    #[serde(flatten)]
+    pub logits: LogitFields,
     /// The bits of the seed's 64-bit integer; random if it is not given.
     #[serde(default)]
     pub seed: Option<i64>,
@@ -123,6 +127,18 @@ pub enum Prompt {
     Tokens(Vec<i64>),
 }
 
+/// What a request changes about its logits, penalties apart.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct LogitFields {
+    /// Added to tokens, by their ids in decimal.
+    pub logit_bias: BTreeMap<String, f64>,
+    /// The only tokens that may be sampled.
+    pub allowed_token_ids: Option<Vec<i64>>,
+    /// Texts that the answer may not have.
+    pub bad_words: Vec<String>,
+}
+
 /// When the answer ends.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
@@ -138,6 +154,8 @@ pub struct StopFields {
     pub stop_token_ids: Vec<i64>,
     /// The model's own end tokens do not end the answer.
     pub ignore_eos: bool,
+    /// Tokens before which nothing ends the answer.
+    pub min_tokens: Option<i64>,
 }
 
 /// The API's two names for the most tokens of an answer.

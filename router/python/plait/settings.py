@@ -56,8 +56,8 @@ EngineNumber = Annotated[int, Meta(ge=0, le=1023)]
 ThreadCount = Annotated[int, Meta(ge=1, le=4096)]
 # A target over a minute has no effect.
 ItlTarget = Annotated[float, Meta(gt=0, le=60_000)]
-# OpenAI's limit, and the server's.
-Temperature = Annotated[float, Meta(ge=0, le=2)]
+# The server's limit.
+Temperature = Annotated[float, Meta(ge=0, le=100)]
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 

@@ -303,6 +303,7 @@ fn request(arrival: &Arrival) -> Request {
         max_tokens: arrival.num_output,
         stop_ids: [].into(),
         prompt_logprobs: false,
+        num_slot_words: 0,
         priority: arrival.priority,
         tenant: TenantId(arrival.tenant.into()),
         weight: NonZeroU32::MIN,

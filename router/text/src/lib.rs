@@ -28,7 +28,7 @@ pub use error::ModelFilesError;
 pub use model::ModelText;
 pub use output_parser::{OutputParser, ParsedOutput, PassThrough};
 pub use output_text::{OutputText, StopString};
-pub use sampling::{OutOfRange, SamplingFields};
+pub use sampling::{OutOfRange, Penalties, SamplingFields};
 pub use template::{Chat, Message, RESERVED_NAMES, RenderError};
 pub use text_encoder::EncodeError;
 pub use vocabulary::{Piece, PieceKind, Vocabulary};

@@ -17,6 +17,32 @@ pub struct SamplingFields {
     pub top_k: Option<i64>,
     /// 0 keeps the whole vocabulary.
     pub min_p: Option<f64>,
+    /// Subtracted once from each token of the output.
+    pub presence_penalty: Option<f64>,
+    /// Subtracted from a token for each time that the output has it.
+    pub frequency_penalty: Option<f64>,
+    /// Divides the positive logits of tokens in prompt or output, and multiplies the others.
+    pub repetition_penalty: Option<f64>,
+}
+
+/// Penalties of tokens that were there before.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Penalties {
+    /// Once for each token of the output.
+    pub presence: f32,
+    /// For each time that the output has it.
+    pub frequency: f32,
+    /// A factor, for tokens of prompt and output.
+    pub repetition: f32,
+}
+
+impl Penalties {
+    /// They change nothing.
+    pub const NONE: Self = Self {
+        presence: 0.0,
+        frequency: 0.0,
+        repetition: 1.0,
+    };
 }
 
 /// A field that is out of range.
@@ -33,9 +59,21 @@ pub struct OutOfRange {
 impl SamplingFields {
     /// The first field that is out of range.
     pub fn check(&self) -> Result<(), OutOfRange> {
-        check("temperature", self.temperature, "0 to 2", |it| {
-            (0.0..=2.0).contains(&it)
+        check("temperature", self.temperature, "0 to 100", |it| {
+            (0.0..=100.0).contains(&it)
         })?;
+        for (field, given) in [
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
+        ] {
+            check(field, given, "-2 to 2", |it| (-2.0..=2.0).contains(&it))?;
+        }
+        check(
+            "repetition_penalty",
+            self.repetition_penalty,
+            "0.01 to 100",
+            |it| (0.01..=100.0).contains(&it),
+        )?;
         check("top_p", self.top_p, "over 0 to 1", |it| {
             it > 0.0 && it <= 1.0
         })?;
@@ -61,6 +99,29 @@ impl SamplingFields {
             top_k: top_k.map_or(default.top_k, |it| u32::try_from(it).unwrap_or(0)),
             min_p: float(self.min_p, model.min_p, default.min_p),
             ..default
+        }
+    }
+}
+
+impl SamplingFields {
+    /// The penalties: these fields', else the model's, else none.
+    pub fn penalties(&self, model: &Self) -> Penalties {
+        let float = |asked: Option<f64>, of_model: Option<f64>, none: f32| {
+            asked.or(of_model).map_or(none, |it| it as f32)
+        };
+        let none = Penalties::NONE;
+        Penalties {
+            presence: float(self.presence_penalty, model.presence_penalty, none.presence),
+            frequency: float(
+                self.frequency_penalty,
+                model.frequency_penalty,
+                none.frequency,
+            ),
+            repetition: float(
+                self.repetition_penalty,
+                model.repetition_penalty,
+                none.repetition,
+            ),
         }
     }
 }

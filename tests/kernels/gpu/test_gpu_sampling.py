@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from plait_kernels.sampling import Filters, sample_filtered, sample_random, uniform
+from plait_kernels.sampling import Adjustments, Filters, adjust, adjust_logits, sample_filtered, sample_random, uniform
 from plait_kernels.sampling import reference as plain
 from plait_kernels.sampling.philox import uniform as plain_uniform
 from plait_kernels.sampling.token_order import top_tokens
@@ -113,3 +113,28 @@ def test_tokens_come_as_often_as_their_probabilities_say(is_filtered: bool) -> N
     chi_square = float(((counts - expected)[can_be] ** 2 / expected[can_be]).sum())
     freedom = int(can_be.sum()) - 1
     assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("num_rows", [1, 256])
+def test_adjusted_logits_are_the_references(dtype: torch.dtype, vocab: int, num_rows: int) -> None:
+    """As float32 says, rounded once; the last bit of a float32 may be another, and with it the rounding."""
+    logits = (torch.randn(num_rows, vocab + 8, device="cuda") * 8).to(dtype)[:, :vocab]
+    counts = torch.randint(0, 7, (num_rows + 3, vocab), device="cuda", dtype=torch.int32)
+    counts *= torch.rand(counts.shape, device="cuda") < 0.2
+    num_listed = min(vocab, 1024)
+    changes = Adjustments(
+        counts_RV=counts,
+        rows_S=torch.randperm(num_rows + 3, device="cuda")[:num_rows],
+        penalties_S3=torch.rand(num_rows, 3, device="cuda") + 0.5,
+        ends_S=torch.arange(1, num_rows + 1, device="cuda") * num_listed,
+        ids_E=torch.cat([torch.randperm(vocab, device="cuda")[:num_listed] for _ in range(num_rows)]),
+        bias_E=torch.rand(num_rows * num_listed, device="cuda") * 200 - 100,
+        only_listed_S=torch.arange(num_rows, device="cuda") % 5 == 1,
+    )
+    given, expected = adjust_logits(logits, changes), adjust.adjust_logits(logits, changes)
+    assert given.dtype == dtype
+    step = torch.finfo(dtype).eps * expected.float().abs() + 1e-6
+    assert bool(((given.float() - expected.float()).abs() <= step).all())
+    assert float((given == expected).float().mean()) > 0.999

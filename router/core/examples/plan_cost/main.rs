@@ -79,6 +79,7 @@ fn request(prompt: Arc<[TokenId]>, max_tokens: u32, salt: u64) -> Request {
         max_tokens,
         stop_ids: [TokenId::MAX].into(),
         prompt_logprobs: false,
+        num_slot_words: 0,
         priority: 0,
         salt,
         tenant: TenantId(salt),

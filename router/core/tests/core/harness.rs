@@ -20,6 +20,7 @@ pub struct Spec {
     pub priority: i32,
     pub prompt_logprobs: bool,
     pub salt: u64,
+    pub num_slot_words: u32,
     pub tenant: u64,
     pub weight: u32,
 }
@@ -34,6 +35,7 @@ impl Spec {
             priority: 0,
             prompt_logprobs: false,
             salt: 0,
+            num_slot_words: 0,
             tenant: 0,
             weight: 1,
         }
@@ -45,6 +47,7 @@ impl Spec {
             max_tokens: self.max_tokens,
             stop_ids: self.stop_ids.clone().into(),
             prompt_logprobs: self.prompt_logprobs,
+            num_slot_words: self.num_slot_words,
             priority: self.priority,
             salt: self.salt,
             tenant: TenantId(self.tenant),

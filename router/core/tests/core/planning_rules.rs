@@ -115,6 +115,25 @@ fn a_request_without_output_is_a_prefill_and_nothing_else() {
 }
 
 #[test]
+fn requests_that_bring_much_with_their_slots_enter_one_by_one() {
+    let heavy = Spec {
+        num_slot_words: 1 << 20,
+        ..Spec::new(3, 2)
+    };
+    let mut harness = harness(settings(), [(3, 2)]);
+    for spec in [heavy.clone(), heavy, Spec::new(3, 2)] {
+        harness.submit(spec).unwrap();
+    }
+    let entered: Vec<usize> = (0..3).map(|_| step(&mut harness).new_slots.len()).collect();
+    assert_eq!(
+        entered,
+        [2, 1, 1],
+        "what comes after a heavy one waits for the next plan"
+    );
+    harness.run_to_the_end(2);
+}
+
+#[test]
 fn a_full_queue_refuses_and_an_empty_one_takes_any_prompt() {
     let mut few = harness(with(settings(), |it| it.scheduler.max_queue = 1), [(1, 1)]);
     assert_eq!(
@@ -442,6 +461,7 @@ fn the_wait_is_reported_at_the_first_admission() {
         max_tokens: 1,
         stop_ids: [].into(),
         prompt_logprobs: false,
+        num_slot_words: 0,
         priority: 0,
         salt: 0,
         tenant: TenantId(0),

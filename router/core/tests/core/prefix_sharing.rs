@@ -47,6 +47,7 @@ fn submit(scheduler: &mut Scheduler, prompt: Vec<TokenId>, priority: i32) -> Req
         max_tokens: 4,
         stop_ids: [].into(),
         prompt_logprobs: false,
+        num_slot_words: 0,
         priority,
         salt: 0,
         tenant: TenantId(0),

@@ -70,9 +70,10 @@ prop_compose! {
         priority in -1..2i32,
         prompt_logprobs in prop::bool::weighted(0.3),
         salt in prop_oneof![9 => Just(0), 1 => Just(1u64)],
+        num_slot_words in prop_oneof![6 => Just(0), 1 => Just(9u32), 1 => Just(1 << 21)],
         (tenant, weight) in (0..3u64, 1..4u32),
     ) -> Spec {
-        Spec { prompt, max_tokens, stop_ids, priority, prompt_logprobs, salt, tenant, weight }
+        Spec { prompt, max_tokens, stop_ids, priority, prompt_logprobs, salt, num_slot_words, tenant, weight }
     }
 }
 

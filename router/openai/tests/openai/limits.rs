@@ -75,8 +75,8 @@ fn numbers_are_bounded() {
         chat,
         &[
             (
-                sampling("temperature", 2.0),
-                sampling("temperature", 2.01),
+                sampling("temperature", 100.0),
+                sampling("temperature", 100.1),
                 "temperature",
             ),
             (

@@ -64,6 +64,74 @@ fn the_models_defaults_yield_to_the_requests_own_values() {
 }
 
 #[test]
+fn a_request_without_changes_brings_none() {
+    let neutral = json!({"sampling": {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1},
+                         "logit_bias": {}, "bad_words": [], "min_tokens": 0});
+    for fields in [json!({}), neutral] {
+        let choice = prepare(&model(), &completion(&fields))
+            .unwrap()
+            .choices
+            .remove(0);
+        assert_eq!(
+            (choice.adjustment, choice.request.num_slot_words),
+            (None, 0)
+        );
+    }
+}
+
+#[test]
+fn the_models_own_repetition_penalty_counts() {
+    let model = with_generation_config(&json!({"repetition_penalty": 1.25}));
+    let asked = |fields: Value| {
+        prepare(&model, &completion(&fields))
+            .unwrap()
+            .choices
+            .remove(0)
+            .adjustment
+    };
+    let own = asked(json!({"prompts": [[9, 7, 9]]})).unwrap();
+    assert_eq!(own.repetition_penalty, 1.25);
+    assert_eq!(own.prompt_ids, [7, 9], "each token once");
+    assert_eq!(
+        asked(json!({"sampling": {"repetition_penalty": 1.0}})),
+        None
+    );
+}
+
+#[test]
+fn changes_of_logits_arrive_as_the_worker_wants_them() {
+    let fields = json!({
+        "prompts": [[9, 7]], "sampling": {"presence_penalty": 0.5, "frequency_penalty": -2},
+        "logit_bias": {"12": 1.5, "3": -100}, "min_tokens": 4, "stop_token_ids": [5],
+        "allowed_token_ids": [12, 4, 12], "bad_words": ["he", " t"],
+    });
+    let choice = prepare(&model(), &completion(&fields))
+        .unwrap()
+        .choices
+        .remove(0);
+    let it = choice.adjustment.unwrap();
+    assert_eq!(
+        (
+            it.presence_penalty,
+            it.frequency_penalty,
+            it.repetition_penalty
+        ),
+        (0.5, -2.0, 1.0)
+    );
+    assert_eq!((it.min_tokens, &it.end_ids[..]), (4, &[1, 5][..]));
+    assert!(
+        it.prompt_ids.is_empty(),
+        "only a repetition penalty counts the prompt"
+    );
+    let bias: Vec<(u32, f32)> = it.bias.iter().map(|it| (it.id, it.bias)).collect();
+    assert_eq!(bias, [(3, -100.0), (12, 1.5)]);
+    assert_eq!(it.allowed_ids, [4, 12]);
+    let tokens = |text| model().encode(text, false, 9).unwrap();
+    assert_eq!(it.bad_words, [tokens("he"), tokens(" t"), tokens("t")]);
+    assert_eq!(choice.request.num_slot_words as usize, it.num_words());
+}
+
+#[test]
 fn do_sample_false_means_greedy() {
     let model = with_generation_config(&json!({"do_sample": false, "temperature": 0.6}));
     let choice = prepare(&model, &chat(&json!({})))
@@ -301,8 +369,8 @@ fn a_negative_seed_is_its_bits_without_a_sign() {
 
 #[test]
 fn an_error_says_what_was_given_what_is_allowed_and_what_to_do() {
-    let (_, message) = rejection(&chat(&json!({"sampling": {"temperature": 3}})));
-    let expected = "`temperature` is 3, where 0 to 2 is allowed; send that or leave it out";
+    let (_, message) = rejection(&chat(&json!({"sampling": {"temperature": 300}})));
+    let expected = "`temperature` is 300, where 0 to 100 is allowed; send that or leave it out";
     assert_eq!(message, expected);
 }
 

@@ -155,6 +155,23 @@ fn a_stop_string_across_tokens_is_cut_and_ends_the_choice() {
 }
 
 #[test]
+fn stop_strings_are_looked_for_after_the_least_tokens() {
+    let request = chat(&json!({"stop": ["b"], "min_tokens": 3, "stream": false}));
+    let mut response = prepare(&model(), &request).unwrap().response;
+    let mut out = Vec::new();
+    assert_eq!(
+        response.push(0, &ids("abb"), false, None, &mut out),
+        Pushed::Continue
+    );
+    assert_eq!(
+        response.push(0, &ids("ab"), false, None, &mut out),
+        Pushed::StopString
+    );
+    let _ = response.finish(0, FinishReason::Stop, &mut out);
+    assert_eq!(body(&out)["choices"][0]["message"]["content"], "abba");
+}
+
+#[test]
 fn tokens_after_the_one_that_completes_a_stop_string_are_not_counted() {
     let request = chat(&json!({"stop": ["b"], "stream": false}));
     let mut response = prepare(&model(), &request).unwrap().response;

@@ -60,6 +60,13 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: list[str] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    min_tokens: int | None = None
+    """Before so many tokens nothing ends the answer."""
+    logit_bias: dict[str, float] = {}
+    """Added to tokens, by their ids."""
+    allowed_token_ids: list[int] | None = None
+    """The only tokens that may be sampled."""
+    bad_words: list[str] = []
     logprobs: int | None = None
     """Best tokens to list with each output token; 0: the token's own log-probability only."""
     prompt_logprobs: int | None = None

@@ -40,6 +40,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     """vLLM's; -1 and 0 keep the whole vocabulary."""
     min_p: float | None = None
     """vLLM's."""
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    """vLLM's; of tokens in prompt and output, the others in the output alone."""
 
 
 class StopFields(SamplingFields, kw_only=True):
@@ -51,6 +55,8 @@ class StopFields(SamplingFields, kw_only=True):
     """vLLM's."""
     ignore_eos: bool | None = None
     """vLLM's."""
+    min_tokens: Integer | None = None
+    """vLLM's; before so many tokens nothing ends the answer."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -63,7 +69,18 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """OpenAI's padding against traffic analysis; only false is taken."""
 
 
-class PromptFields(StopFields, kw_only=True):
+class LogitFields(StopFields, kw_only=True):
+    """What changes about the logits, penalties apart."""
+
+    logit_bias: dict[str, float] | None = None
+    """Added to tokens, by their ids."""
+    allowed_token_ids: list[Integer] | None = None
+    """vLLM's; the only tokens that may be sampled."""
+    bad_words: list[str] | None = None
+    """vLLM's; texts that the answer may not have."""
+
+
+class PromptFields(LogitFields, kw_only=True):
     """How a prompt becomes tokens; vLLM's."""
 
     add_special_tokens: bool | None = None

@@ -26,7 +26,8 @@ fn a_folder_describes_itself() {
         "model_id": "small", "architecture": "llama", "max_model_len": 64, "vocab_size": 300,
         "eos_token_ids": [2, 9, 1],
         "generation_defaults":
-            {"temperature": null, "top_p": null, "top_k": 4, "min_p": null},
+            {"temperature": null, "top_p": null, "top_k": 4, "min_p": null,
+             "presence_penalty": null, "frequency_penalty": null, "repetition_penalty": null},
     });
     assert_eq!(described(&model), expected);
     let name = folder.path().file_name().unwrap().to_string_lossy();
