@@ -122,9 +122,10 @@ def overload(pair: Pair) -> list[str]:
 
 def section(exact: Pair, simulation: Pair, http: Pair) -> str:
     """What the document says of the files."""
+    after = [(pair.after.commit or "unknown")[:12] for pair in (exact, simulation, http)]
     lines = [
-        f"Before: commit {(exact.before.commit or 'unknown')[:12]}; after: {(exact.after.commit or 'unknown')[:12]}. "
-        "Times in ms. Cells with a slash are before / after.",
+        f"Before: commit {(exact.before.commit or 'unknown')[:12]}; after: {after[0]}, simulations {after[1]}, over "
+        f"HTTP {after[2]}. Times in ms. Cells with a slash are before / after.",
         "",
         "Exact figures, the same on every machine:",
         "",
