@@ -24,8 +24,10 @@ from plait.output import say
 
 POLL_SECONDS = 0.05
 HEARTBEAT_SECONDS = 0.5
-LOST_SECONDS = 4.0
+LOST_SECONDS = 6.0
 """Without a word from a node. Its launcher does nothing heavy, so that it is gone or cut off."""
+STALL_SECONDS = 0.5
+"""A launcher that itself was not run for so long has not heard the others either: that time does not count."""
 SETTLE_SECONDS = 1.0
 """From the first failure to the decision: a node's own cause may come after another node has noticed it."""
 END_SECONDS = 6.0
@@ -72,6 +74,7 @@ class Head:
         self._last_lines: dict[int, str] = {}
         """What each node said last."""
         self._is_draining = False
+        self._polled = time.monotonic()
 
     async def run(self, budget: RestartBudget) -> messages.Stop:
         """Serve until all nodes have ended; why, and whether all start again."""
@@ -158,6 +161,7 @@ class Head:
         """Wait until no node is missing. Raises `EndError` for a failure, a request to stop, and a deadline."""
         deadline = time.monotonic() + seconds if seconds is not None else None
         while True:
+            self._forgive_own_stall()
             self._log.flush()
             self._note_refused()
             await self._check_failures()
@@ -259,10 +263,19 @@ class Head:
             self._tell_all(messages.Drain())
             self._engine.drain()
 
+    def _forgive_own_stall(self) -> None:
+        now = time.monotonic()
+        if (stalled := now - self._polled) > STALL_SECONDS:
+            for peer in self._peers.values():
+                peer.heard += stalled
+        self._polled = now
+
     async def _check_failures(self) -> None:
         if not self._find_failures():
             return
-        deadline = time.monotonic() + SETTLE_SECONDS
+        # Who says nothing will not explain itself.
+        is_silence = all(node in self._peers and self._peers[node].cause is None for node in self._causes)
+        deadline = time.monotonic() + (0.0 if is_silence else SETTLE_SECONDS)
         while time.monotonic() < deadline or (
             self._is_blamed_node_silent() and time.monotonic() < deadline + LOST_SECONDS
         ):

@@ -12,7 +12,7 @@ from plait.errors import StartError
 from plait.nodes import messages
 from plait.nodes.channel import Dialler, Listener
 from plait.nodes.engine_process import EngineProcess
-from plait.nodes.head import HEARTBEAT_SECONDS, LOST_SECONDS, POLL_SECONDS
+from plait.nodes.head import HEARTBEAT_SECONDS, LOST_SECONDS, POLL_SECONDS, STALL_SECONDS
 from plait.nodes.key_files import NodeKeys
 from plait.nodes.log_lines import LogWriter, read_line
 from plait.nodes.messages import Cause
@@ -59,7 +59,7 @@ class Member:
                 self._log.flush(all_lines=True)
 
     async def _live(self, join: messages.Join, watching: asyncio.Task[None]) -> messages.Stop:
-        began = last_join = last_sent = time.monotonic()
+        began = last_join = last_sent = polled = time.monotonic()
         where = with_port(self._plan.head_address, self._plan.place.head_port)
         say(f"Joining node 0 at {where} as node {self._plan.node} ({self._plan.place.said_by})")
         self._send(join)
@@ -67,6 +67,9 @@ class Member:
         while self._stop is None:
             await asyncio.sleep(POLL_SECONDS)
             now = time.monotonic()
+            if self._heard is not None and now - polled > STALL_SECONDS:
+                self._heard += now - polled
+            polled = now
             if watching.done():
                 watching.result()
             self._check_met(now, began, where)
