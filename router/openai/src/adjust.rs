@@ -93,11 +93,14 @@ fn bad_words(model: &ModelText, fields: &LogitFields) -> Result<Vec<Vec<TokenId>
         let param = format!("bad_words[{index}]");
         let word = word.trim_start();
         let plain = tokens(model, &param, word)?;
-        let spaced = tokens(model, &param, &format!(" {word}"))?;
         // Another tokenisation of the same length is the word with its space; a longer one has the space apart,
         // before the plain word's own tokens.
-        if spaced.len() == plain.len() && spaced[0] != plain[0] {
-            all.push(spaced);
+        let spaced = model.encode(&format!(" {word}"), false, plain.len());
+        if let Ok(spaced) = spaced
+            && spaced.len() == plain.len()
+            && spaced[0] != plain[0]
+        {
+            all.push(check_ids(model, &param, &spaced)?.to_vec());
         }
         all.push(plain);
     }
