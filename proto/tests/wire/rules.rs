@@ -271,7 +271,7 @@ fn adjustments_are_whole_and_finite() {
     ] {
         let nan = f32::NAN.to_le_bytes();
         let broken = refusal(plan(), |frames| {
-            frames[8][4 * word..][..4].copy_from_slice(&nan)
+            frames[8][4 * word..][..4].copy_from_slice(&nan);
         });
         assert_eq!(
             broken.to_string(),
