@@ -78,11 +78,15 @@ def can_compile() -> bool:
 def compile_kernels(
     source: Path, names: Sequence[str], defines: Sequence[str], device: torch.device
 ) -> dict[str, Kernel]:
-    """The kernels of these names, ``extern "C"`` in the source. Raises ``CudaError`` if it does not compile."""
+    """The kernels of these names, ``extern "C"`` in the source, which may include the ``.cuh`` files beside it.
+
+    Raises ``CudaError`` if it does not compile.
+    """
     from cuda.bindings import driver
 
     torch.cuda.current_stream(device).synchronize()  # makes the device's context current
-    image = compile_source(source.read_bytes(), source.name, defines, torch.cuda.get_device_capability(device))
+    capability = torch.cuda.get_device_capability(device)
+    image = compile_source(source.read_bytes(), source.name, defines, capability, sorted(source.parent.glob("*.cuh")))
     (module,) = check(driver.cuModuleLoadData(image))
     most = max_shared_bytes(device)
     functions = {name: check(driver.cuModuleGetFunction(module, name.encode()))[0] for name in names}
@@ -98,11 +102,14 @@ def max_shared_bytes(device: torch.device) -> int:
     return int(check(driver.cuDeviceGetAttribute(attribute, device.index or 0))[0])
 
 
-def compile_source(source: bytes, name: str, defines: Sequence[str], capability: tuple[int, int]) -> bytes:
+def compile_source(
+    source: bytes, name: str, defines: Sequence[str], capability: tuple[int, int], headers: Sequence[Path] = ()
+) -> bytes:
     """Machine code for a compute capability. Raises ``CudaError`` with the compiler's log."""
     from cuda.bindings import nvrtc
 
-    (program,) = check(nvrtc.nvrtcCreateProgram(source, name.encode(), 0, [], []))
+    texts, names = [header.read_bytes() for header in headers], [header.name.encode() for header in headers]
+    (program,) = check(nvrtc.nvrtcCreateProgram(source, name.encode(), len(headers), texts, names))
     options = [b"--gpu-architecture=sm_%d%d" % capability, b"--std=c++17", *(b"-D" + d.encode() for d in defines)]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
