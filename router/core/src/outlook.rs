@@ -299,10 +299,14 @@ impl Scheduler {
         self.outlook.served.time_of(tokens)
     }
 
-    /// Tokens of an answer until one has ended: twice what the running ones have, as if they were halfway.
+    /// Tokens of an answer until one has ended: twice what the running ones have, as if they were halfway, up to
+    /// their limits.
     fn mean_output_so_far(&self) -> Option<f64> {
-        let outputs = self.running.iter().map(|it| it.job.num_output());
-        let sum: f64 = outputs.map(|num| 2.0 * f64::from(num)).sum();
+        let outputs = self.running.iter().map(|it| {
+            let doubled = it.job.num_output().saturating_mul(2);
+            doubled.min(it.job.max_output())
+        });
+        let sum: f64 = outputs.map(f64::from).sum();
         let num_running = f64::from(self.running.len());
         (num_running > 0.0).then(|| sum / num_running)
     }

@@ -112,7 +112,7 @@ fn complete(scheduler: &mut Scheduler, plan: &Plan) -> usize {
 
 /// What was told of the wait to what it was, for a queue of 16 that four slots serve. It is asked for as soon as
 /// `is_time`, by the answers that have ended and the steps so far.
-fn told_to_true_wait(is_time: impl Fn(usize, u64) -> bool) -> f64 {
+fn told_to_true_wait(spec: &Spec, is_time: impl Fn(usize, u64) -> bool) -> f64 {
     let settings = with(settings(), |it| {
         it.scheduler.policy = Policy::Fcfs;
         it.scheduler.max_seqs = Some(4);
@@ -125,9 +125,7 @@ fn told_to_true_wait(is_time: impl Fn(usize, u64) -> bool) -> f64 {
     let mut last = RequestId(0);
     while cleared.is_none() {
         while told.is_none() && scheduler.stats().num_waiting < 16 {
-            last = scheduler
-                .submit(Spec::new(40, 20).request(), Micros(now))
-                .unwrap();
+            last = scheduler.submit(spec.request(), Micros(now)).unwrap();
         }
         let plan = scheduler.plan(Micros(now)).unwrap();
         if plan.new_slots.iter().any(|new| new.request == last) && told.is_some() {
@@ -146,17 +144,25 @@ fn told_to_true_wait(is_time: impl Fn(usize, u64) -> bool) -> f64 {
 
 #[test]
 fn the_wait_for_a_full_queue_follows_from_the_rate_at_which_it_is_served() {
-    let ratio = told_to_true_wait(|num_ended, _| num_ended > 40);
+    let ratio = told_to_true_wait(&Spec::new(40, 20), |num_ended, _| num_ended > 40);
     assert!((0.5..2.0).contains(&ratio), "{ratio}");
 }
 
 #[test]
 fn the_wait_is_told_before_an_answer_has_ended() {
-    let ratio = told_to_true_wait(|num_ended, step| {
+    let ratio = told_to_true_wait(&Spec::new(40, 20), |num_ended, step| {
         assert_eq!(num_ended, 0);
         step == 14
     });
     assert!((0.5..2.0).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn no_answer_is_told_to_be_longer_than_it_may_be() {
+    for step in 14..20 {
+        let ratio = told_to_true_wait(&Spec::new(1, 20), |_, it| it == step);
+        assert!((0.5..2.0).contains(&ratio), "{ratio} after {step} steps");
+    }
 }
 
 #[test]
