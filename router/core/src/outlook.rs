@@ -184,7 +184,7 @@ impl Scheduler {
     }
 
     /// Whether the last running request would give way to the head anyway.
-    fn outranks_last(&self, key: QueueKey) -> bool {
+    pub(crate) fn outranks_last(&self, key: QueueKey) -> bool {
         let last = self.running.backwards_from(None).next();
         let both = self.queue.job(key).zip(last);
         both.is_some_and(|(job, last)| self.outranks(job, &last.job))

@@ -88,6 +88,9 @@ impl Scheduler {
     /// not even then.
     fn victims_for_head(&mut self) -> Option<Vec<SlotId>> {
         let key = self.queue.first()?;
+        if !self.outranks_last(key) {
+            return None;
+        }
         let hits = self.find_hits(key)?;
         let job = self.queue.job(key)?;
         let mut released = self.cache.nothing_released(job, hits.num_tokens);
