@@ -31,7 +31,7 @@ pub(crate) fn adjustment(
         allowed_ids: allowed_ids(model, fields)?,
         end_ids: match numbers.min_tokens {
             0 => Vec::new(),
-            _ => stop_ids.to_vec(),
+            _ => end_ids(model, stop_ids),
         },
         bad_words: bad_words(model, fields)?,
         ..Adjustment::default()
@@ -42,6 +42,13 @@ pub(crate) fn adjustment(
         || !asked.end_ids.is_empty()
         || !asked.bad_words.is_empty();
     Ok((penalties != Penalties::NONE || has_lists).then_some(asked))
+}
+
+/// What must wait for the least tokens: the model's own ends, also where they end nothing, and the request's.
+fn end_ids(model: &ModelText, stop_ids: &[TokenId]) -> Vec<TokenId> {
+    let own = model.eos_token_ids();
+    let others = stop_ids.iter().filter(|id| !own.contains(id));
+    own.iter().chain(others).copied().collect()
 }
 
 /// The changes for one prompt. Its tokens count for a repetition penalty only.

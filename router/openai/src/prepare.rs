@@ -185,7 +185,8 @@ impl<'a> PromptEncoder<'a> {
         let room = max_model_len.saturating_sub(num_output) as usize;
         let num_kept = numbers.truncation.map(|truncation| match truncation {
             Truncation::To(num) => num,
-            Truncation::ToContext => room,
+            // Without room the prompt's length is refused, which says what is too much.
+            Truncation::ToContext => room.max(1),
         });
         Self {
             model,

@@ -132,6 +132,17 @@ fn changes_of_logits_arrive_as_the_worker_wants_them() {
 }
 
 #[test]
+fn end_tokens_that_are_ignored_wait_for_the_least_tokens_too() {
+    let asked = json!({"min_tokens": 4, "ignore_eos": true, "stop_token_ids": [5]});
+    let choice = prepare(&model(), &completion(&asked))
+        .unwrap()
+        .choices
+        .remove(0);
+    assert_eq!(choice.adjustment.unwrap().end_ids, [1, 5]);
+    assert_eq!(choice.request.stop_ids[..], [5]);
+}
+
+#[test]
 fn do_sample_false_means_greedy() {
     let model = with_generation_config(&json!({"do_sample": false, "temperature": 0.6}));
     let choice = prepare(&model, &chat(&json!({})))
@@ -227,6 +238,14 @@ fn prompt_and_max_tokens_must_fit_into_the_context() {
     let (param, message) = rejection(&completion(&json!({"prompts": ids(CONTEXT)})));
     assert_eq!(param, "prompt");
     assert!(message.contains("shorten the prompt"), "{message}");
+}
+
+#[test]
+fn an_output_that_leaves_no_room_is_refused_whatever_is_cut_of_the_prompt() {
+    let asked = json!({"prompts": ["a b c"], "truncate_prompt_tokens": -1, "max_tokens": CONTEXT});
+    let (param, message) = rejection(&completion(&asked));
+    assert_eq!(param, "max_tokens");
+    assert!(message.contains("ask for at most 511"), "{message}");
 }
 
 #[test]
