@@ -164,7 +164,7 @@ def test_greedy_tokens_with_a_repetition_penalty_are_the_references(
     demo_gguf: Path, server: StartServer, sized: Callable[[int, int], int]
 ) -> None:
     """Of SmolLM2 in float32."""
-    num_tokens = sized(16, 64)
+    num_tokens = sized(8, 64)
     running = server(demo_gguf, "--dtype", "float32")
     reference = load_reference(demo_gguf)
     for question, penalty in product(QUESTIONS[: sized(1, 20)], (1.1, 1.3)):

@@ -17,6 +17,7 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 KILO: list[int] = [256, 260, *b"copy kilo", 261]
 """Answered with `kilo` and the end token 257."""
+CONTEXT = 1024
 TEMPLATE = (
     "{{ enable_thinking }}/{{ thinking }}/{{ reasoning_effort }};"
     "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}.{% endfor %}"
@@ -31,6 +32,7 @@ def fields_server(check_models: Path, tmp_path_factory: pytest.TempPathFactory) 
     template = folder / "template.jinja"
     template.write_text(TEMPLATE)
     flags = ["--dtype", "float32", "--max-seqs", "8", "--long-prefill-token-threshold", "100"]
+    flags += ["--max-model-len", str(CONTEXT)]
     kwargs = json.dumps({"enable_thinking": "so", "thinking": "usual"})
     flags += ["--chat-template", str(template), "--chat-template-kwargs", kwargs]
     one = start_server(folder / "server.log", check_models / "recall-gqa", *flags)
@@ -89,8 +91,8 @@ def test_an_echo_without_output_is_a_prefill_and_nothing_else(fields_server: Ser
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("<|bos|><|user|>copy kilo<|assistant|>", "length")
     assert answer["usage"]["completion_tokens"] == 0
-    whole_context = ask(fields_server, COMPLETIONS, prompt=[97] * 8192, max_tokens=0)
-    assert whole_context["usage"]["prompt_tokens"] == 8192
+    whole_context = ask(fields_server, COMPLETIONS, prompt=[97] * CONTEXT, max_tokens=0)
+    assert whole_context["usage"]["prompt_tokens"] == CONTEXT
     told = chunks(fields_server, COMPLETIONS, prompt="ab", echo=True, max_tokens=0)
     assert [chunk["choices"][0]["text"] for chunk in told] == ["ab", ""]
 
@@ -156,15 +158,15 @@ def prompt_of(server: Server, **fields: Any) -> list[int]:
 
 
 def test_a_prompt_is_truncated_to_its_last_or_first_tokens(fields_server: Server) -> None:
-    text, context = "0123456789", 8192
+    text = "0123456789"
     assert prompt_of(fields_server, prompt=text, truncate_prompt_tokens=4) == list(b"6789")
     assert prompt_of(fields_server, prompt=text, truncate_prompt_tokens=4, truncation_side="right") == list(b"0123")
     assert prompt_of(fields_server, prompt=text, truncate_prompt_tokens=11) == list(text.encode())
     assert prompt_of(fields_server, prompt=[*range(20)], truncate_prompt_tokens=3) == [17, 18, 19]
-    long = [7, *[8] * context]
-    assert prompt_of(fields_server, prompt=long, truncate_prompt_tokens=-1) == long[-context + 1 :]
+    long = [7, *[8] * CONTEXT]
+    assert prompt_of(fields_server, prompt=long, truncate_prompt_tokens=-1) == long[-CONTEXT + 1 :]
     assert complete(fields_server, prompt=text, truncate_prompt_tokens=2, echo=True, max_tokens=0)["text"] == "89"
-    error = rejection(fields_server, COMPLETIONS, prompt="a" * 4 * (context + 1), truncate_prompt_tokens=1)
+    error = rejection(fields_server, COMPLETIONS, prompt="a" * 4 * (CONTEXT + 1), truncate_prompt_tokens=1)
     assert error["code"] == "context_length_exceeded"
 
 
