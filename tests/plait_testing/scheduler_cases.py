@@ -92,7 +92,7 @@ def any_ask(drawn: random.Random, share_text: bool) -> Ask:
         prompt = drawn.choices(range(NUM_TOKENS), k=drawn.randint(1, (8, 40)[kind]))
     return Ask(
         tuple(prompt),
-        max_tokens=drawn.randint(1, 24),
+        max_tokens=drawn.randint(1, 24) if drawn.random() < 0.9 else 0,
         stop_ids=tuple(drawn.choices(range(NUM_TOKENS), k=drawn.randint(0, 3))),
         priority=drawn.randint(-1, 1),
         tenant=drawn.randrange(3),

@@ -108,9 +108,10 @@ class Scheduler:
         """The request's number, or why it is refused."""
         in_model = self.settings.max_model_len - len(ask.prompt)
         in_pool = self.settings.pool_tokens - len(ask.prompt)
-        if in_model < 1:
+        least = min(1, ask.max_tokens)
+        if in_model < least:
             return "TooLongForModel"
-        if in_pool < 1:
+        if in_pool < least:
             return "TooLongForPool"
         displaced = self._displaced_by(ask)
         if isinstance(displaced, str):
@@ -524,7 +525,8 @@ class Scheduler:
         page, size = start // self.settings.pages.page_size, self.settings.pages.page_size
         if self.settings.pages.prefix_cache and (page + 1) * size <= request.num_known:
             self.computing.add(request.key(page, size))
-        self._add_row(Row(request, start, length, start + length == request.num_known, is_prefill=True))
+        samples = request.num_due > 0 and start + length == request.num_known
+        self._add_row(Row(request, start, length, samples, is_prefill=True))
         return True
 
     def _shrink_to_free_pages(self, request: Request, start: int, length: int) -> int:
@@ -567,7 +569,7 @@ class Scheduler:
         request.num_samples_in_flight += row.samples
         if request in self.decoders:
             self.decoders.remove(request)
-        if not row.samples:
+        if not row.samples and request.num_to_prefill:
             request.phase = Phase.PREFILLING
         elif request.num_left == 0:
             request.phase = Phase.FULLY_PLANNED
@@ -647,7 +649,7 @@ class Scheduler:
         told: list[tuple[int, int | str]] = []
         for row in step.rows:
             if not row.samples:
-                self._complete_chunk(row)
+                told += self._complete_chunk(row)
         for row, token in zip([row for row in step.rows if row.samples], tokens, strict=True):
             told += self._complete_sample(row, token)
         for request in step.parked:
@@ -655,13 +657,16 @@ class Scheduler:
             self.free_slots.append(request.slot)
         return told
 
-    def _complete_chunk(self, row: Row) -> None:
+    def _complete_chunk(self, row: Row) -> list[tuple[int, int | str]]:
         request = row.request
         if request.phase is Phase.FINISHED:
-            return
+            return []
         request.num_rows_in_flight -= 1
         request.num_computed = row.start + row.length
+        if request.num_due == 0 and request.num_computed == request.num_known:
+            return self.end(request.id, "Length")
         self._preempt_if_due(request)
+        return []
 
     def _complete_sample(self, row: Row, token: int) -> list[tuple[int, int | str]]:
         request = row.request
