@@ -193,25 +193,21 @@ def _read_lists(adjustment: Adjustment, row: int) -> _Lists:
         bias = dict(zip(ids_E.tolist(), bias_E.tolist(), strict=True))
         ids_E = np.unique(_ids(adjustment.allowed_ids))
         bias_E = np.array([bias.get(id, 0.0) for id in ids_E.tolist()], dtype=np.float32)
-    ends, bad_words = _ids(adjustment.end_ids), [_ids(word) for word in adjustment.bad_words]
+    # Lists, not arrays: hundreds of words of a few tokens each are read before the step that they come with.
+    ends, bad_words = _ids(adjustment.end_ids).tolist(), [word.tolist() for word in adjustment.bad_words]
     ensure(all(len(word) <= MAX_BAD_WORD for word in bad_words), f"a bad word has over {MAX_BAD_WORD} tokens")
     until = [adjustment.min_tokens] * len(ends) + [_ALWAYS] * len(bad_words)
-    after = [_padded(np.zeros(0, dtype=np.int64))] * len(ends) + [_padded(word[:-1]) for word in bad_words]
+    any_before = [_ANY] * _HISTORY
+    after = [any_before] * len(ends) + [[*any_before, *word[:-1]][-_HISTORY:] for word in bad_words]
     return _Lists(
         row=row,
         ids_E=ids_E,
         bias_E=bias_E,
         only_listed=only_listed,
-        closed_C=np.concatenate((ends, np.array([word[-1] for word in bad_words], dtype=np.int64))),
+        closed_C=np.array(ends + [word[-1] for word in bad_words], dtype=np.int64),
         until_C=np.array(until, dtype=np.int64),
         after_CH=np.array(after, dtype=np.int64).reshape(-1, _HISTORY),
     )
-
-
-def _padded(before: Ints) -> Ints:
-    """The tokens before the last of a bad word, and in front of them any."""
-    padded: Ints = np.concatenate((np.full(_HISTORY - len(before), _ANY, dtype=np.int64), before))
-    return padded
 
 
 def _ids(words: memoryview | Sequence[int]) -> Ints:
