@@ -6,6 +6,7 @@ use plait_core::{Micros, PrefillRow, Request};
 use plait_openai::PreparedChoice;
 use plait_proto::{Adjustment, SamplingParams};
 
+use crate::first_uses::Way;
 use crate::output_queue::StreamId;
 
 /// A request that the scheduler has.
@@ -21,6 +22,8 @@ pub struct LiveRequest {
     pub sampling: SamplingParams,
     /// What it changes about its logits.
     pub adjustment: Option<Arc<Adjustment>>,
+    /// Whether any token is to be sampled.
+    pub has_output: bool,
     /// Where its prompt's tokens come from.
     pub prompt: PromptProgress,
 }
@@ -34,9 +37,15 @@ impl LiveRequest {
             last_token: None,
             sampling: choice.sampling,
             adjustment: choice.adjustment,
+            has_output: choice.request.max_tokens > 0,
             prompt: PromptProgress::new(choice.request.prompt.len()),
         };
         (choice.request, live)
+    }
+
+    /// How it samples.
+    pub fn way(&self) -> Way {
+        Way::new(&self.sampling, self.adjustment.is_some(), self.has_output)
     }
 
     /// Whether the worker sends records for it.

@@ -453,7 +453,7 @@ impl Serving {
             if new.waited.is_some() {
                 queue.observe(since(live.received, now));
             }
-            self.first_uses.begin(new.request, &live.sampling);
+            self.first_uses.begin(new.request, live.way());
         }
         for row in &plan.prefill {
             let live = self.requests.get_mut(&row.request);

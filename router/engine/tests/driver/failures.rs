@@ -380,14 +380,19 @@ fn a_hang_is_seen_in_ten_seconds_once_steps_were_measured() {
 
 #[test]
 fn the_first_step_that_samples_in_a_new_way_may_compile_for_longer() {
-    let new = json!({"max_tokens": 5, "sampling": {"top_p": 0.5}});
-    let mut harness = hanging_after_five_answers(&new);
-    harness.advance(Duration::from_secs(30));
-    assert!(harness.holds_for(Duration::from_millis(100), |harness| {
-        harness.status()["stuck"] == false
-    }));
-    harness.clear_fault();
-    harness.answer(5);
+    let new = [
+        json!({"max_tokens": 5, "sampling": {"top_p": 0.5}}),
+        json!({"max_tokens": 5, "logit_bias": {"4": 1.0}}),
+    ];
+    for new in new {
+        let mut harness = hanging_after_five_answers(&new);
+        harness.advance(Duration::from_secs(30));
+        assert!(harness.holds_for(Duration::from_millis(100), |harness| {
+            harness.status()["stuck"] == false
+        }));
+        harness.clear_fault();
+        harness.answer(5);
+    }
 }
 
 #[test]
