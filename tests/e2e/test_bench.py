@@ -35,7 +35,7 @@ def test_prompts_and_answers_have_exactly_the_lengths_asked_for(
     (run,) = bench(recall_server, tmp_path, *words, "--output-len", "9", "--token-range", IDS)
     assert run["failures"] == {}
     assert run["notes"] == []
-    assert run["counted_by"] == "token-ids"
+    assert run["counted_by"] == "running-usage"
     assert run["finish_reasons"] == {"length": 8}
 
 
