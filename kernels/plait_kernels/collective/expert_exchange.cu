@@ -17,6 +17,8 @@
 #define TOP_K 6
 #endif
 
+#include "block_sum.cuh"
+#include "pdl.cuh"
 #include "peer_vectors.cuh"
 
 typedef long long Long;
@@ -112,18 +114,6 @@ class Sent {
     const Long num_first_, second_begin_;
 };
 
-__device__ void wait_for_the_kernel_before() {
-#ifdef PDL
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-__device__ void let_the_next_kernel_begin() {
-#ifdef PDL
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
 // Rows of all ranks: `stride` of each, of which those that it sent come first.
 struct Gathered {
     uint4* x;
@@ -200,18 +190,6 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
             }
         }
     }
-}
-
-__device__ float block_sum(float value) {
-    __shared__ float of_warp[32];
-    for (int offset = 16; offset; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
-    __syncthreads();  // the row before has been read
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
-    __syncthreads();
-    const int warps = (blockDim.x + 31) / 32;
-    value = threadIdx.x % 32 < warps ? of_warp[threadIdx.x % 32] : 0.0f;
-    for (int offset = 16; offset; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
-    return value;
 }
 
 // What this rank's experts made of the gathered rows.

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from plait_kernels.collective.peer_all_reduce import MAX_RANKS, MAX_THREADS, VECTOR_BYTES, unsupported_reason
 from plait_kernels.moe import RowParts
-from plait_kernels.nvrtc import Kernel, can_compile, compile_kernels
+from plait_kernels.nvrtc import Kernel, compile_kernels
 
 _SOURCE = Path(__file__).with_name("expert_exchange.cu")
-_MAX_RANKS, _MAX_THREADS, _VECTOR_BYTES = 8, 1024, 16
-_STATE = struct.Struct(f"<2I4Q{_MAX_RANKS}QI")
+_STATE = struct.Struct(f"<2I4Q{MAX_RANKS}QI")
 """``State`` of ``expert_exchange.cu``."""
 _SPIN_OFFSET = struct.calcsize("<2I2Q")
 _REGISTERS_FOR = 1024
@@ -57,12 +57,12 @@ class ExchangeLimits:
     @property
     def row_vectors(self) -> int:
         """16-byte vectors of D elements."""
-        return self.width * self.dtype.itemsize // _VECTOR_BYTES
+        return self.width * self.dtype.itemsize // VECTOR_BYTES
 
     def memory_bytes(self, world: int) -> int:
         """What each rank's memory must hold: rows with ids and weights, and sums."""
         meta_vectors = -(-2 * self.top_k // 4)
-        return (world - 1) * self.max_rows * (2 * self.row_vectors + meta_vectors) * _VECTOR_BYTES
+        return (world - 1) * self.max_rows * (2 * self.row_vectors + meta_vectors) * VECTOR_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +90,9 @@ class GatheredRows:
 
 def unsupported_exchange(world: int, width: int, top_k: int, dtype: torch.dtype) -> str | None:
     """Why the kernels do not take such rows; None if they do."""
-    if world > _MAX_RANKS:
-        return f"takes up to {_MAX_RANKS} ranks, not {world}"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"takes bfloat16 or float16, not {dtype}"
-    if width * dtype.itemsize % _VECTOR_BYTES or width * dtype.itemsize > 2 * _MAX_THREADS * _VECTOR_BYTES:
-        return f"takes widths that are a multiple of 8 up to 16384, not {width}"
     if top_k > 16:
         return f"takes up to 16 experts a token, not {top_k}"
-    return None if can_compile() else "needs the package cuda-bindings"
+    return unsupported_reason(world, width, dtype)
 
 
 class ExpertExchange:
@@ -108,24 +102,24 @@ class ExpertExchange:
         """``memories`` are the addresses on this device of every rank's memory, filled with ``EMPTY``."""
         self.limits = limits
         self.world = len(memories)
-        vectors = 1 if limits.row_vectors <= _MAX_THREADS else 2
+        vectors = 1 if limits.row_vectors <= MAX_THREADS else 2
         self._sum_threads = -(-limits.row_vectors // vectors // 32) * 32
-        self._row_threads = min(_MAX_THREADS, -(-(limits.row_vectors + limits.top_k) // 32) * 32)
+        self._row_threads = min(MAX_THREADS, -(-(limits.row_vectors + limits.top_k) // 32) * 32)
         self._kernels = _compile(limits.dtype, vectors, limits.top_k, device)
         self._report = torch.zeros(4, dtype=torch.int32, pin_memory=True)
         state = _STATE.pack(
             *(rank, len(memories)),
             *(limits.max_rows, limits.row_vectors, int(limits.spin_seconds * 1e9), self._report.data_ptr()),
-            *(*memories, *[0] * (_MAX_RANKS - len(memories))),
+            *(*memories, *[0] * (MAX_RANKS - len(memories))),
             0,
         )
         self._state = torch.frombuffer(bytearray(state), dtype=torch.uint8).to(device)
-        self._step = torch.zeros(_MAX_RANKS + 2, dtype=torch.int32, device=device)
+        self._step = torch.zeros(MAX_RANKS + 2, dtype=torch.int32, device=device)
         torch.cuda.synchronize(device)
 
     def begin_step(self, sent: SentRows) -> None:
         """For the launches that follow, and for replays of captured ones."""
-        counts = [*sent.counts_R, *[0] * (_MAX_RANKS - self.world)]
+        counts = [*sent.counts_R, *[0] * (MAX_RANKS - self.world)]
         written = np.array([*counts, sent.num_first, sent.second_begin], dtype=np.int32)
         self._step.copy_(torch.from_numpy(written).pin_memory(), non_blocking=True)
 

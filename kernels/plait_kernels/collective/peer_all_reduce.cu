@@ -17,6 +17,8 @@
 #define VECTORS 1
 #endif
 
+#include "block_sum.cuh"
+#include "pdl.cuh"
 #include "peer_vectors.cuh"
 
 typedef long long Long;
@@ -173,30 +175,6 @@ class Copied {
     State* const state_;
     const unsigned place_, launch_, flag_;
 };
-
-__device__ float block_sum(float value) {
-    __shared__ float of_warp[32];
-    for (int offset = 16; offset; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
-    __syncthreads();  // the row before has been read
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
-    __syncthreads();
-    const int warps = (blockDim.x + 31) / 32;
-    value = threadIdx.x % 32 < warps ? of_warp[threadIdx.x % 32] : 0.0f;
-    for (int offset = 16; offset; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
-    return value;
-}
-
-__device__ void wait_for_the_kernel_before() {
-#ifdef PDL
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-__device__ void let_the_next_kernel_begin() {
-#ifdef PDL
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
 
 struct Arguments {
     const uint4 *x, *residual, *weight;

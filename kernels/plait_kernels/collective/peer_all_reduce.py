@@ -19,10 +19,10 @@ from plait_kernels.nvrtc import Kernel, can_compile, compile_kernels
 _SOURCE = Path(__file__).with_name("peer_all_reduce.cu")
 EMPTY = 0x80008000
 """What memory holds that no peer has written."""
-_SLOTS, _MAX_RANKS, _MAX_BLOCKS = 2, 8, 512
-_VECTOR_BYTES = 16
-_MAX_THREADS = 1024
-_STATE = struct.Struct(f"<2I3Q{_MAX_RANKS}Q{_MAX_BLOCKS}II")
+_SLOTS, MAX_RANKS, _MAX_BLOCKS = 2, 8, 512
+VECTOR_BYTES = 16
+MAX_THREADS = 1024
+_STATE = struct.Struct(f"<2I3Q{MAX_RANKS}Q{_MAX_BLOCKS}II")
 """``State`` of ``peer_all_reduce.cu``."""
 _SPIN_OFFSET = struct.calcsize("<2IQ")
 
@@ -61,11 +61,11 @@ class Limits:
 
 def unsupported_reason(world: int, width: int, dtype: torch.dtype) -> str | None:
     """Why the kernel does not take rows of this width; None if it does."""
-    if world > _MAX_RANKS:
-        return f"takes up to {_MAX_RANKS} ranks, not {world}"
+    if world > MAX_RANKS:
+        return f"takes up to {MAX_RANKS} ranks, not {world}"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"takes bfloat16 or float16, not {dtype}"
-    if width * dtype.itemsize % _VECTOR_BYTES or width * dtype.itemsize > 2 * _MAX_THREADS * _VECTOR_BYTES:
+    if width * dtype.itemsize % VECTOR_BYTES or width * dtype.itemsize > 2 * MAX_THREADS * VECTOR_BYTES:
         return f"takes widths that are a multiple of 8 up to 16384, not {width}"
     return None if can_compile() else "needs the package cuda-bindings"
 
@@ -111,7 +111,7 @@ class PeerAllReduce:
         ids_N = torch.empty(logits_NU.shape[0], dtype=torch.int64, device=logits_NU.device)
         given = (logits_NU, logits_NU.stride(0), own_ids_N, ids_N, len(ids_N), first, num_own)
         self._kernels["largest_logit"](
-            (1, min(-(-len(ids_N) // 32) * 32, _MAX_THREADS), 0), *given, place, self._watch.state, pdl=True
+            (1, min(-(-len(ids_N) // 32) * 32, MAX_THREADS), 0), *given, place, self._watch.state, pdl=True
         )
         return ids_N
 
@@ -131,7 +131,7 @@ class Watch:
     def __init__(self, rank: int, memories: Sequence[int], limits: Limits, device: torch.device) -> None:
         """As ``PeerAllReduce``."""
         self._report = torch.zeros(5, dtype=torch.int32, pin_memory=True)
-        filled = [*memories, *[0] * (_MAX_RANKS - len(memories))]
+        filled = [*memories, *[0] * (MAX_RANKS - len(memories))]
         capacity = limits.max_rows * row_shape(limits).vectors
         spin_nanoseconds = int(limits.spin_seconds * 1e9)
         state = _STATE.pack(
@@ -166,8 +166,8 @@ class RowShape:
 
 def row_shape(limits: Limits) -> RowShape:
     """Of rows that ``unsupported_reason`` allows."""
-    vectors = limits.width * limits.dtype.itemsize // _VECTOR_BYTES
-    per_thread = 1 if vectors <= _MAX_THREADS else 2
+    vectors = limits.width * limits.dtype.itemsize // VECTOR_BYTES
+    per_thread = 1 if vectors <= MAX_THREADS else 2
     return RowShape(vectors, per_thread, -(-vectors // per_thread // 32) * 32)
 
 
