@@ -494,7 +494,8 @@ fn a_rank_without_heartbeats_is_late_but_not_lost() {
 
 #[test]
 fn closing_answers_every_stream_wherever_it_is() {
-    let mut harness = Harness::ready(&json!({}), |rank| rank.step = Duration::from_millis(1));
+    let mut harness = Harness::ready(&json!({}), |_| {});
+    harness.hold(0, 20);
     let prompt = "abc".repeat(20);
     for stream in 1..=60 {
         harness.submit(stream, &prompt, &json!({"max_tokens": 400}));

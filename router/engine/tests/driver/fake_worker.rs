@@ -42,6 +42,8 @@ pub struct Behavior {
 pub enum Fault {
     /// No answer comes until the test clears the fault.
     Silence,
+    /// The same once the rank has answered so many steps, the warm-up step included.
+    SilenceAfter(u64),
     /// Sends this message instead.
     Say(Message),
     /// Sends this message instead, and nothing after it.
@@ -87,6 +89,7 @@ pub struct Log {
 /// A rank's thread. It ends with a Drain, a Fail, or when it is dropped.
 pub struct Worker {
     pub log: Arc<Mutex<Log>>,
+    pub fault: Arc<Mutex<Option<Fault>>>,
     stop: Arc<Mutex<bool>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -97,6 +100,7 @@ impl Worker {
             Arc::new(Mutex::new(Log::default())),
             Arc::new(Mutex::new(false)),
         );
+        let fault = behavior.fault.clone();
         let rank = Rank {
             socket: dial(endpoint, &format!("rank-{}", behavior.rank)),
             behavior,
@@ -107,7 +111,12 @@ impl Worker {
             num_steps: 0,
         };
         let thread = Some(thread::spawn(move || rank.run()));
-        Self { log, stop, thread }
+        Self {
+            log,
+            fault,
+            stop,
+            thread,
+        }
     }
 
     pub fn log(&self) -> Log {
@@ -249,9 +258,10 @@ impl Rank {
             if *at > Instant::now() {
                 return true;
             }
-            let is_silent = |fault: &Option<Fault>| matches!(fault, Some(Fault::Silence));
             let fault = match &mut *self.behavior.fault.lock().unwrap() {
-                silence if is_silent(silence) => return true,
+                Some(Fault::Silence) => return true,
+                Some(Fault::SilenceAfter(steps)) if self.num_steps >= *steps => return true,
+                Some(Fault::SilenceAfter(_)) => None,
                 fault => fault.take(),
             };
             let plan = plan.clone();

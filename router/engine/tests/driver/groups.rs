@@ -195,6 +195,7 @@ fn a_replica_that_fails_ends_all_of_its_group_and_is_named() {
 fn a_replica_that_is_lost_while_the_group_drains_ends_every_engine_by_name() {
     let (_directory, mut engines) = two_engines_of_two_replicas();
     let endless = json!({"max_tokens": 400, "ignore_eos": true});
+    engines[0].hold(0, 20);
     engines[0].submit(1, "abc", &endless);
     engines[0].wait_until("it works", |harness| {
         harness.metric("plait_generated_tokens_total{replica=\"0\"}") > 2.0
@@ -360,6 +361,7 @@ fn dummy_rows_are_none_of_the_users() {
 #[test]
 fn a_drain_anywhere_closes_admission_and_all_finish_before_they_stop() {
     let (_directory, mut engines) = group(3);
+    engines[0].hold(0, 20);
     engines[0].submit(1, "abc", &json!({"max_tokens": 200, "ignore_eos": true}));
     engines[0].wait_until("it works", |harness| {
         harness.metric("plait_generated_tokens_total") > 2.0
@@ -368,6 +370,7 @@ fn a_drain_anywhere_closes_admission_and_all_finish_before_they_stop() {
     engines[2].wait_for_phase("draining");
     engines[2].submit(2, "abc", &json!({}));
     assert_eq!(engines[2].answer(2).error, Some((503, 0)));
+    engines[0].release(0);
     let answer = engines[0].answer(1);
     assert_eq!((answer.text().len(), answer.error), (200, None));
     for harness in &mut engines {

@@ -70,6 +70,7 @@ pub struct Harness {
     pub engine: Engine,
     pub workers: Vec<Worker>,
     answers: HashMap<u64, Answer>,
+    ended: Vec<u64>,
     fault: Arc<Mutex<Option<Fault>>>,
     clock: Arc<ManualClock>,
     _folder: TempDir,
@@ -129,6 +130,7 @@ impl Harness {
             engine,
             workers: Vec::new(),
             answers: HashMap::new(),
+            ended: Vec::new(),
             fault: Arc::default(),
             clock: manual,
             _folder: folder,
@@ -209,6 +211,25 @@ impl Harness {
         *self.fault.lock().unwrap() = None;
     }
 
+    /// The rank that dialled as number `rank` answers so many steps, the warm-up step included, and then waits.
+    pub fn hold(&self, rank: usize, num_steps: u64) {
+        *self.workers[rank].fault.lock().unwrap() = Some(Fault::SilenceAfter(num_steps));
+    }
+
+    /// It goes on.
+    pub fn release(&self, rank: usize) {
+        *self.workers[rank].fault.lock().unwrap() = None;
+    }
+
+    /// Waits until the scheduler has so many requests, and no more is known.
+    pub fn wait_until_taken(&mut self, num_requests: usize) {
+        self.wait_until("the scheduler has the requests", |harness| {
+            let taken = ["running", "waiting"]
+                .map(|state| harness.metric(&format!("plait_requests_{state}")));
+            taken.iter().sum::<f64>() == num_requests as f64
+        });
+    }
+
     /// Submits a streamed completion of `prompt`; `change` is merged into the request.
     pub fn submit(&self, stream: u64, prompt: &str, change: &Value) {
         let mut request = json!({
@@ -239,6 +260,11 @@ impl Harness {
     pub fn so_far(&mut self, stream: u64) -> Answer {
         self.take();
         self.answers.get(&stream).cloned().unwrap_or_default()
+    }
+
+    /// The streams that have ended, in that order.
+    pub fn ended(&self) -> &[u64] {
+        &self.ended
     }
 
     pub fn wait_for_phase(&mut self, phase: &str) {
@@ -324,10 +350,12 @@ impl Harness {
             let (length, rest) = rest.split_first_chunk().unwrap();
             let (payload, rest) = rest.split_at(u32::from_le_bytes(*length) as usize);
             records = rest;
-            self.answers
-                .entry(u64::from_le_bytes(*stream))
-                .or_default()
-                .add(*flags, payload);
+            let stream = u64::from_le_bytes(*stream);
+            let answer = self.answers.entry(stream).or_default();
+            answer.add(*flags, payload);
+            if answer.is_over {
+                self.ended.push(stream);
+            }
         }
     }
 }

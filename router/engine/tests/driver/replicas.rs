@@ -14,6 +14,13 @@ fn slow(num_replicas: u32) -> Harness {
     })
 }
 
+/// Two replicas that answer their first steps and then wait for `release`.
+fn held() -> Harness {
+    let harness = slow(2);
+    (0..2).for_each(|rank| harness.hold(rank, 20));
+    harness
+}
+
 fn of(name: &str, replica: u32) -> String {
     format!("{name}{{replica=\"{replica}\"}}")
 }
@@ -75,7 +82,7 @@ fn a_conversation_stays_where_its_prefix_is() {
 
 #[test]
 fn a_replica_that_fails_takes_its_own_streams_and_no_others() {
-    let mut harness = slow(2);
+    let mut harness = held();
     let endless = json!({"max_tokens": 400, "ignore_eos": true});
     // One after the other: the text threads may overtake each other.
     for (replica, prompt) in [(0, LONG), (1, "abc")] {
@@ -94,6 +101,7 @@ fn a_replica_that_fails_takes_its_own_streams_and_no_others() {
         "{}",
         lost.message()
     );
+    harness.release(1);
     let answer = harness.answer(2);
     assert_eq!((answer.text().len(), answer.error), (400, None));
     let status = harness.status();
@@ -175,7 +183,7 @@ fn a_drain_lets_every_replica_finish() {
 
 #[test]
 fn a_replica_that_is_lost_while_all_drain_leaves_the_other_to_finish() {
-    let mut harness = slow(2);
+    let mut harness = held();
     let endless = json!({"max_tokens": 200, "ignore_eos": true});
     for (replica, prompt) in [(0, LONG), (1, "abc")] {
         harness.submit(u64::from(replica) + 1, prompt, &endless);
@@ -187,6 +195,7 @@ fn a_replica_that_is_lost_while_all_drain_leaves_the_other_to_finish() {
     harness.wait_for_phase("draining");
     harness.engine.worker_lost(0, "killed by signal 9");
     assert_eq!(harness.answer(1).error, Some((503, 0)));
+    harness.release(1);
     assert_eq!(harness.answer(2).text().len(), 200);
     harness.wait_for_phase("stopped");
     let status = harness.status();

@@ -92,9 +92,12 @@ fn an_answer_that_needs_more_pages_than_there_are_left_is_the_same() {
     // A given watermark reserves no pages for expected answers.
     let settings = json!({"page_size": 4, "watermark": 1});
     let mut harness = Harness::ready(&settings, |rank| rank.num_pages = 16);
+    harness.hold(0, 1);
     for stream in 0..6 {
         harness.submit(stream, "abc", &json!({"max_tokens": 40}));
     }
+    harness.wait_until_taken(6);
+    harness.release(0);
     for stream in 0..6 {
         assert_eq!(
             harness.answer(stream).text(),
