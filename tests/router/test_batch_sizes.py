@@ -1,12 +1,13 @@
 """Batch sizes follow from the device, its memory and the model, unless the user gives them."""
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
-from plait.batch_sizes import BATCH_TOKENS, MAX_SEQS, MIN_SEQS, ModelSize, gpu_sizes, with_batch_sizes
-from plait.settings import DeviceSettings, PageSettings, SchedulerSettings, ServeSettings
+from plait.batch_sizes import BATCH_TOKENS, MAX_SEQS, MIN_SEQS, ModelSize, gpu_sizes, kv_copies, with_batch_sizes
+from plait.settings import DeviceSettings, PageSettings, ProcessSettings, SchedulerSettings, ServeSettings
 
 SHAPES = Path(__file__).parents[2] / "router" / "sim" / "data" / "models"
 H200, H100, L4 = 150_754_820_096, 85_520_809_984, 24_152_899_584
@@ -77,3 +78,23 @@ def test_ranks_divide_the_work_and_add_their_memory() -> None:
     one, eight = gpu_sizes(model, H200, 1), gpu_sizes(model, H200, 8)
     assert (one.max_seqs, one.max_batch_tokens) == (MIN_SEQS, 2048)
     assert (eight.max_seqs, eight.max_batch_tokens) == (MAX_SEQS, 4096)
+
+
+def test_ranks_divide_key_value_heads_and_copy_the_cache_of_mla(tmp_path: Path) -> None:
+    assert kv_copies({"num_key_value_heads": 8, "num_attention_heads": 32}, 4) == 1
+    assert kv_copies({"num_key_value_heads": 2, "num_attention_heads": 16}, 8) == 4
+    assert kv_copies({"kv_lora_rank": 512, "num_attention_heads": 16}, 8) == 8
+    two = msgspec.structs.replace(ON_GPU, process=ProcessSettings(tp=2))
+    tokens = [
+        kv_tokens_said(with_batch_sizes(settings, folder("deepseek-v2-lite", tmp_path), lambda: L4 * 2)[1])
+        for settings in (ON_GPU, two)
+    ]
+    weights, usable, token = 31.4e9, L4 * 2 * 0.9, 31_104
+    assert tokens[0] == pytest.approx((usable - weights) / token, rel=0.01)
+    assert tokens[1] == pytest.approx((usable - weights / 2) / token, rel=0.01)
+
+
+def kv_tokens_said(reason: str) -> int:
+    found = re.search(r"leave ([\d,]+) tokens of KV cache", reason)
+    assert found is not None
+    return int(found[1].replace(",", ""))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -68,7 +69,8 @@ def with_batch_sizes(
     sizes = CPU_SIZES
     if uses_gpu(settings):
         fraction = settings.pages.memory_fraction or MEMORY_FRACTION
-        sizes = gpu_sizes(_size_of(model), gpu_memory(), settings.process.tp, fraction)
+        size, copies = _size_of(model, settings.process.tp)
+        sizes = gpu_sizes(size, gpu_memory(), settings.process.tp, fraction, copies)
     filled = msgspec.structs.replace(
         given,
         max_seqs=given.max_seqs or sizes.max_seqs,
@@ -94,13 +96,17 @@ def uses_gpu(settings: ServeSettings) -> bool:
 
 
 def gpu_sizes(
-    model: ModelSize | None, memory_bytes: int | None, num_ranks: int, memory_fraction: float = MEMORY_FRACTION
+    model: ModelSize | None,
+    memory_bytes: int | None,
+    num_ranks: int,
+    memory_fraction: float = MEMORY_FRACTION,
+    copies: float = 1.0,
 ) -> BatchSizes:
-    """Batch sizes for ranks with `memory_bytes` each; the smallest if a size is unknown."""
+    """Batch sizes for ranks with `memory_bytes` each; the smallest if a size is unknown. `copies`: see `kv_copies`."""
     if model is None or memory_bytes is None:
         unknown = "the model's size" if model is None else "the GPU's memory"
         return BatchSizes(MIN_SEQS, BATCH_TOKENS[-1], f"{unknown} is unknown, so these are the smallest")
-    kv_tokens = _kv_tokens(model, memory_bytes * memory_fraction, num_ranks)
+    kv_tokens = _kv_tokens(model, memory_bytes * memory_fraction, num_ranks) / copies
     flops = 2 * model.parameters_per_token / num_ranks
     limit = min(MAX_STEP_FLOPS / flops, memory_bytes * ACTIVATION_SHARE / (model.hidden_size * ACTIVATION_BYTES))
     return BatchSizes(
@@ -113,12 +119,22 @@ def gpu_sizes(
     )
 
 
-def _size_of(model: Path) -> ModelSize | None:
-    """None for a GGUF file and for a configuration without the sizes."""
+def kv_copies(config: dict[str, Any], num_ranks: int) -> float:
+    """How often so many ranks together hold the KV of a token: a rank has all of MLA's, and a head of GQA at least."""
+    if config.get("kv_lora_rank") is not None:
+        return num_ranks
+    kv_heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    return float(-(-kv_heads // num_ranks) * num_ranks / kv_heads)
+
+
+def _size_of(model: Path, num_ranks: int) -> tuple[ModelSize | None, float]:
+    """And the copies of its KV. None for a GGUF file and for a configuration without the sizes."""
+    path = model / "config.json"
     try:
-        return msgspec.json.decode(model_size(str(model / "config.json")), type=ModelSize)
+        size = msgspec.json.decode(model_size(str(path)), type=ModelSize)
+        return size, kv_copies(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]), num_ranks)
     except (ValueError, OSError):
-        return None
+        return None, 1.0
 
 
 def _kv_tokens(model: ModelSize, usable_bytes: float, num_ranks: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from plait.batch_sizes import ACTIVATION_BYTES, MEMORY_FRACTION, BatchSizes, gpu_sizes
+from plait.batch_sizes import ACTIVATION_BYTES, MEMORY_FRACTION, BatchSizes, gpu_sizes, kv_copies
 from plait.plan.gpus import Gpu
 from plait.plan.model import PlannedModel
 from plait.plan.settings import PlanServerSettings
@@ -83,7 +83,8 @@ def memory(model: PlannedModel, gpu: Gpu, layout: Layout, server: PlanServerSett
 
 def batch_sizes(model: PlannedModel, gpu: Gpu, layout: Layout, server: PlanServerSettings) -> BatchSizes:
     """As given, or as serve chooses them."""
-    chosen = gpu_sizes(model.size, gpu.memory_bytes, layout.tp, server.memory_fraction or MEMORY_FRACTION)
+    fraction, copies = server.memory_fraction or MEMORY_FRACTION, kv_copies(model.config, layout.tp)
+    chosen = gpu_sizes(model.size, gpu.memory_bytes, layout.tp, fraction, copies)
     return BatchSizes(
         server.max_seqs or chosen.max_seqs, server.max_batch_tokens or chosen.max_batch_tokens, chosen.reason
     )

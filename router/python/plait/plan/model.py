@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from plait._router import model_size
-from plait.batch_sizes import ModelSize
+from plait.batch_sizes import ModelSize, kv_copies
 from plait.errors import ModelNotFoundError
 
 _BYTES = 2
@@ -59,10 +59,7 @@ class PlannedModel:
 
     def kv_bytes_of_rank(self, num_ranks: int) -> float:
         """KV cache of one token on one of so many ranks, in 16 bits a value."""
-        if self.is_mla:
-            return self.size.kv_bytes_per_token
-        kv_heads = self.heads[1]
-        return self.size.kv_bytes_per_token * -(-kv_heads // num_ranks) / kv_heads
+        return self.size.kv_bytes_per_token * kv_copies(self.config, num_ranks) / num_ranks
 
 
 def read_model(model: str, scratch: Path) -> tuple[PlannedModel, Path]:
