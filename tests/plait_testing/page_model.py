@@ -49,9 +49,7 @@ class Pages:
 
     def lease(self, pages: list[int]) -> None:
         for page in pages:
-            for cached in (self.common, *self.own.values()):
-                if page in cached:
-                    cached.remove(page)
+            self._uncache(page)
             self.leases[page] += 1
 
     def take(self) -> int:
@@ -69,6 +67,18 @@ class Pages:
     def publish(self, page: int, key: Key) -> None:
         """The first page of a key stays the one that is found."""
         self.by_key.setdefault(key, page)
+
+    def unpublish(self, keys: list[Key]) -> None:
+        """Nobody finds these pages any more."""
+        for page in [self.by_key.pop(key) for key in keys if key in self.by_key]:
+            if not self.is_held(page):
+                self._uncache(page)
+                self.free.append(page)
+
+    def _uncache(self, page: int) -> None:
+        for cached in (self.common, *self.own.values()):
+            if page in cached:
+                cached.remove(page)
 
     def release(self, pages: list[int], tenant: int) -> None:
         """Last page first, so that a prompt's later pages are evicted before the earlier ones."""

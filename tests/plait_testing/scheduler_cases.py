@@ -98,6 +98,7 @@ def any_ask(drawn: random.Random, share_text: bool) -> Ask:
         tenant=drawn.randrange(3),
         weight=drawn.randint(1, 3),
         salt=int(drawn.random() < 0.1),
+        num_choices=drawn.choice([1, 1, 1, 1, 1, 2, 4]),
     )
 
 

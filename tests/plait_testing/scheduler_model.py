@@ -7,10 +7,12 @@ cover them: draft tokens, several cache kinds, prompt log-probabilities, the ste
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 
 from plait_testing.fair_share_model import FairShare
 from plait_testing.outlook_model import Forecast, Growth, Outlook, latest_end
 from plait_testing.page_model import Key, Pages
+from plait_testing.queue_limits_model import displaced_by
 from plait_testing.scheduler_state import Ask, InFlight, Phase, Plan, Request, Row, Settings
 
 MIN_CHUNK = 16
@@ -23,8 +25,6 @@ NUM_LOOKED_AT = 4
 """Requests behind a blocked head that a plan looks at."""
 SPACING = 1.03
 """Distance of two ends, as a multiple of what fills the pool evenly."""
-QUEUE_PARTS = 1 << 16
-"""Loads of lanes count in so many parts, so that they can be divided by weights."""
 
 
 class Scheduler:
@@ -105,7 +105,7 @@ class Scheduler:
     # Submit: rule 0.
 
     def submit(self, ask: Ask) -> int | str:
-        """The request's number, or why it is refused."""
+        """The number of its first choice, or why it is refused."""
         in_model = self.settings.max_model_len - len(ask.prompt)
         in_pool = self.settings.pool_tokens - len(ask.prompt)
         least = min(1, ask.max_tokens)
@@ -113,20 +113,31 @@ class Scheduler:
             return "TooLongForModel"
         if in_pool < least:
             return "TooLongForPool"
-        displaced = self._displaced_by(ask)
+        displaced = displaced_by(
+            self.queued(), ask, self.settings.scheduler, self.lane_weights if self.is_fair else None
+        )
         if isinstance(displaced, str):
             return displaced
         for other in displaced:
             self.rejected.append(other.id)
             self.end(other.id, "Displaced")
-        request = Request(len(self.requests), ask, min(ask.max_tokens, in_model, in_pool), since=self.now)
+        first = len(self.requests)
+        for _ in range(ask.num_choices):
+            self._enqueue(first, ask, min(ask.max_tokens, in_model, in_pool))
+        return first
+
+    def _enqueue(self, first_choice: int, ask: Ask, num_due: int) -> None:
+        """Each choice of a prompt is a request."""
+        num_shareable, salt = inf, ask.salt
+        if not self.settings.pages.prefix_cache:
+            num_shareable, salt = (0, len(ask.prompt))[ask.num_choices > 1], first_choice
+        request = Request(len(self.requests), ask, num_due, first_choice, num_shareable, salt, since=self.now)
         if self.settings.scheduler.policy in ("priority", "fair"):
             request.due = self.now + self.settings.aging * ask.priority
         if self.is_fair:
             self.fair_share.enter(ask.tenant, ask.weight)
         self._start_waiting(request)
         self.requests.append(request)
-        return request.id
 
     def _start_waiting(self, request: Request) -> None:
         """Called before the request is in the queue."""
@@ -136,37 +147,6 @@ class Scheduler:
             self.head()
             self.fair_share.start_waiting(tenant)
             self.lane_times[tenant] = 0
-
-    def _displaced_by(self, ask: Ask) -> list[Request] | str:
-        """Who must leave a full queue for a newcomer: nobody if it has room, a refusal if nobody has to."""
-        queued, limits = self.queued(), self.settings.scheduler
-        num_over = len(queued) + 1 - limits.max_queue
-        num_tokens_over = sum(it.num_prompt for it in queued) + len(ask.prompt) - limits.max_queue_tokens
-        if not queued or (num_over <= 0 and num_tokens_over <= 0):
-            return []
-        refusal = "QueueFull" if num_over > 0 else "QueueTokensFull"
-        if not self.is_fair:
-            return refusal
-
-        def share(requests: list[Request], more: Ask | None = None) -> int:
-            """A lane's share of the limit that is exceeded."""
-            load = len(requests) if num_over > 0 else sum(it.num_prompt for it in requests)
-            if more is not None:
-                return (load + (1 if num_over > 0 else len(more.prompt))) * QUEUE_PARTS // more.weight
-            return load * QUEUE_PARTS // self.lane_weights[requests[0].ask.tenant] if requests else 0
-
-        lanes = {it.ask.tenant: [other for other in queued if other.ask.tenant == it.ask.tenant] for it in queued}
-        longest = max(lanes, key=lambda tenant: (share(lanes[tenant]), tenant))
-        if longest == ask.tenant:
-            return refusal
-        left, displaced = list(lanes[longest]), list[Request]()
-        while left and left[-1].phase is Phase.WAITING:
-            displaced.append(left.pop())
-            if share(left) < share(lanes.get(ask.tenant, []), ask):
-                return refusal
-            if len(displaced) >= num_over and sum(it.num_prompt for it in displaced) >= num_tokens_over:
-                return displaced
-        return refusal
 
     # Plan: rules 1 to 5.
 
@@ -272,7 +252,7 @@ class Scheduler:
         """Where a prefill goes on, behind pages that others have published, and how many tokens it may take."""
         size, planned = self.settings.pages.page_size, request.num_planned
         start, remaining = planned, request.num_to_prefill
-        if self.settings.pages.prefix_cache:
+        if request.num_shareable:
             if self._waits_for_row(request, planned):
                 return planned, 0
             page = planned // size
@@ -291,7 +271,7 @@ class Scheduler:
         request.num_found = max(request.num_found, num_tokens - num_tokens % size)
         request.num_found += size * len(self._find(request, request.num_found // size))
         end = request.num_found - request.num_found % size + size
-        return end < request.num_known and request.key(end // size - 1, size) in self.computing
+        return end <= self._num_cacheable(request) and request.key(end // size - 1, size) in self.computing
 
     def _chunk_length(self, remaining: int) -> int:
         """Tokens that a chunk may take now; 0 where it would be too short."""
@@ -343,7 +323,7 @@ class Scheduler:
         return behind[0] if behind else None
 
     def _is_passed(self, request: Request) -> bool:
-        if not (self.settings.pages.prefix_cache and self.computing):
+        if not (request.num_shareable and self.computing):
             return False
         if not request.num_found:
             request.num_found = self.settings.pages.page_size * len(self._find(request))
@@ -419,7 +399,7 @@ class Scheduler:
         """Whether the pool holds everything that runs, or soon may, at its full length."""
         queued = self.queued()
         each = self.outlook.lengths.expected_left(0, head.num_due)
-        waiting = sum(it.num_prompt for it in queued) + len(queued) * each
+        waiting = sum(it.num_queue_tokens for it in queued) + len(queued) * each
         waiting *= min(1.0, len(self.free_slots) / max(1, len(queued)))
         expected = sum(it.num_expected for it in self.running()) + self._num_expected(head)
         return expected + waiting <= self._pool_less_reserve()
@@ -478,11 +458,13 @@ class Scheduler:
         request.num_expected = self._num_expected(request)
 
     def _find(self, request: Request, first: int = 0) -> list[int]:
-        """Its pages from `first` on that the cache has. The last token is always computed."""
-        if not self.settings.pages.prefix_cache:
-            return []
+        """Its pages from `first` on that others have filled."""
         size = self.settings.pages.page_size
-        return self.pool.find([request.key(page, size) for page in range(first, (request.num_known - 1) // size)])
+        return self.pool.find([request.key(page, size) for page in range(first, self._num_cacheable(request) // size)])
+
+    def _num_cacheable(self, request: Request) -> int:
+        """The last token is always computed."""
+        return int(min(request.num_known - 1, request.num_shareable))
 
     def _has_pages(
         self, request: Request, hits: list[int], passed: list[Request], released: Sequence[Request] = ()
@@ -491,7 +473,9 @@ class Scheduler:
         num_new = self._num_pages(request.num_known) - len(hits)
         reserved = sum(self._num_pages(it.num_known) - len(it.pages) for it in self.prefills())
         size = self.settings.pages.page_size
-        reserved += sum(self._num_pages(it.num_known) - it.num_found // size for it in passed)
+        reserved += sum(
+            self._num_pages(it.num_known) - max(it.num_found, it.num_from_siblings(size)) // size for it in passed
+        )
         watermark = self.settings.watermark if self.running() else 0
         available = self.pool.num_available() - sum(not self.pool.is_held(page) for page in hits)
         return num_new + reserved + watermark <= available + self.pool.num_released((it.pages for it in released), hits)
@@ -523,7 +507,7 @@ class Scheduler:
         if not self._adopt(request, start, start + length) or not self._lease(request, start + length):
             return False
         page, size = start // self.settings.pages.page_size, self.settings.pages.page_size
-        if self.settings.pages.prefix_cache and (page + 1) * size <= request.num_known:
+        if (page + 1) * size <= min(request.num_known, request.num_shareable):
             self.computing.add(request.key(page, size))
         samples = request.num_due > 0 and start + length == request.num_known
         self._add_row(Row(request, start, length, samples, is_prefill=True))
@@ -688,7 +672,7 @@ class Scheduler:
     def _publish(self, request: Request, num_tokens: int) -> None:
         """Full pages can be found by later prompts: those of a prefill row at its launch, others with their result."""
         size = self.settings.pages.page_size
-        while self.settings.pages.prefix_cache and (request.num_published + 1) * size <= num_tokens:
+        while (request.num_published + 1) * size <= min(num_tokens, request.num_shareable):
             page = request.num_published
             self.pool.publish(request.pages[page], request.key(page, size))
             request.num_published += 1
@@ -704,12 +688,22 @@ class Scheduler:
             return []
         if self.is_fair:
             self.fair_share.leave(request.ask.tenant)
+        self._leave_choices(request)
         if request.phase not in (Phase.WAITING, Phase.PREEMPTED):
             if reason != "Abort" and len(request.output) < request.num_due:
                 self.outlook.lengths.observe_end(len(request.output))
             self._leave(request)
         request.phase = Phase.FINISHED
         return [(number, reason)]
+
+    def _leave_choices(self, request: Request) -> None:
+        """With the last choice go the pages that only choices of its prompt could find."""
+        alive = [
+            it for it in self.requests if it.first_choice == request.first_choice and it.phase is not Phase.FINISHED
+        ]
+        if not self.settings.pages.prefix_cache and alive == [request]:
+            size = self.settings.pages.page_size
+            self.pool.unpublish([request.key(page, size) for page in range(request.num_prompt // size)])
 
     def _leave(self, request: Request) -> None:
         """Frees what it holds, with its last step in flight if there is one."""

@@ -30,6 +30,7 @@ class Ask:
     tenant: int = 0
     weight: int = 1
     salt: int = 0
+    num_choices: int = 1
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,12 @@ class Request:  # budget: the model keeps a request's whole state flat, to be re
     ask: Ask
     num_due: int
     """Output tokens after which it ends."""
+    first_choice: int
+    """The first choice of its prompt, which may be itself."""
+    num_shareable: float
+    """Leading tokens whose full pages others may find: with the prefix cache all, without it those of a prompt that has
+    several choices."""
+    salt: int
     admitted_at: float = inf
     """Fair share: its tenant's virtual time at its first admission."""
     since: int = 0
@@ -108,6 +115,15 @@ class Request:  # budget: the model keeps a request's whole state flat, to be re
         return len(self.ask.prompt)
 
     @property
+    def num_queue_tokens(self) -> int:
+        """What the queue counts: a prompt once, with its first choice."""
+        return self.num_prompt if self.id == self.first_choice else 0
+
+    def num_from_siblings(self, page_size: int) -> int:
+        """Tokens that it expects to find in the pages of the first choice."""
+        return 0 if self.id == self.first_choice else (self.num_prompt - 1) // page_size * page_size
+
+    @property
     def num_known(self) -> int:
         return self.num_prompt + len(self.output)
 
@@ -122,7 +138,7 @@ class Request:  # budget: the model keeps a request's whole state flat, to be re
 
     def key(self, page: int, page_size: int) -> tuple[int, ...]:
         """By which the prefix cache finds a page: the salt, and every token up to the page's end."""
-        return (self.ask.salt, *self.known[: (page + 1) * page_size])
+        return (self.salt, *self.known[: (page + 1) * page_size])
 
 
 @dataclass

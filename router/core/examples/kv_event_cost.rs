@@ -45,6 +45,7 @@ fn request(salt: u64) -> Request {
         prompt: (0..STEP_TOKENS).collect(),
         max_tokens: 1,
         stop_ids: [].into(),
+        num_choices: NonZeroU32::MIN,
         prompt_logprobs: false,
         num_slot_words: 0,
         priority: 0,

@@ -88,6 +88,7 @@ impl World {
             prompt: prompt.into(),
             max_tokens,
             stop_ids: [].into(),
+            num_choices: NonZeroU32::MIN,
             prompt_logprobs: false,
             num_slot_words: 0,
             priority,

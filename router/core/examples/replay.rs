@@ -50,6 +50,7 @@ struct Ask {
     tenant: u64,
     weight: NonZeroU32,
     salt: u64,
+    num_choices: NonZeroU32,
 }
 
 impl Ask {
@@ -58,6 +59,7 @@ impl Ask {
             prompt: self.prompt.clone().into(),
             max_tokens: self.max_tokens,
             stop_ids: self.stop_ids.clone().into(),
+            num_choices: self.num_choices,
             prompt_logprobs: false,
             num_slot_words: 0,
             priority: self.priority,

@@ -89,7 +89,8 @@ impl Scheduler {
     /// Reserves a slot and pages for a request that the next ones pass.
     fn pass(&mut self, key: QueueKey, passed: &mut Passed) {
         if let Some(job) = self.queue.job(key) {
-            let num = self.cache.num_new_pages(job.num_found, job.num_known());
+            let num_found = job.num_found.max(self.num_from_siblings(job));
+            let num = self.cache.num_new_pages(num_found, job.num_known());
             add(&mut passed.num_pages, &num);
         }
         passed.num += 1;
@@ -121,12 +122,13 @@ impl Scheduler {
     }
 
     fn waits_for_row(&mut self, key: QueueKey, builder: &PlanBuilder) -> bool {
-        let (Some(hasher), Some(job)) = (&mut self.prefix_hasher, self.queue.job_mut(key)) else {
+        let Some(job) = self.queue.job_mut(key).filter(|job| job.shares_pages()) else {
             return false;
         };
         if builder.computing.is_empty() {
             return false;
         }
+        let hasher = &mut self.sharing.hasher;
         if job.num_found == 0 {
             job.num_found = self.cache.find(job, hasher).num_tokens;
         }
@@ -207,9 +209,9 @@ impl Scheduler {
     /// The cached prefix of a queued request.
     pub(crate) fn find_hits(&mut self, key: QueueKey) -> Option<PrefixHits> {
         let job = self.queue.job_mut(key)?;
-        Some(match &mut self.prefix_hasher {
-            Some(hasher) => self.cache.find(job, hasher),
-            None => self.cache.no_hits(),
+        Some(match job.shares_pages() {
+            true => self.cache.find(job, &mut self.sharing.hasher),
+            false => self.cache.no_hits(),
         })
     }
 
@@ -242,7 +244,7 @@ impl Scheduler {
     /// Pins the cached prefix in the call that looked it up, so that no page can be evicted between.
     fn admission_of(&mut self, job: &Job, head: &QueueHead, num_expected: u64) -> Admission {
         let num_cached = head.hits.num_tokens;
-        self.counts.num_hit_tokens += u64::from(num_cached);
+        self.counts.count_shared(job, num_cached);
         Admission {
             slot: head.slot,
             lease: self.cache.pin(job, num_cached),

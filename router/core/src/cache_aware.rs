@@ -24,9 +24,8 @@ impl Scheduler {
         for (key, queued) in self.queue.leading(WINDOW) {
             let goes_first = matches!(queued, Queued::Preempted { .. })
                 || num_left_queue >= queued.job().id().0 + MAX_OVERTAKEN;
-            let num_found = self.prefix_hasher.as_mut().map_or(0, |hasher| {
-                update_num_found(queued.job_mut(), &self.cache, hasher)
-            });
+            let job = queued.job_mut();
+            let num_found = update_num_found(job, &self.cache, &mut self.sharing.hasher);
             ranked.push((!goes_first, Reverse(num_found), key));
         }
         ranked.sort_by_key(|(goes_first, num_found, _)| (*goes_first, *num_found));

@@ -1,10 +1,10 @@
 //! What a result, an abort or a stop does to requests.
 
 use crate::event::{FinishReason, Output, StepResult, UnexpectedResult};
-use crate::ids::{RequestId, SlotId, TenantId, TokenId};
+use crate::ids::{RequestId, SlotId, TokenId};
 use crate::in_flight::Parked;
 use crate::scheduler::{Location, Scheduler};
-use crate::state::{Phase, Running};
+use crate::state::{Job, Phase, Running};
 
 /// What one row sampled.
 #[derive(Clone, Copy)]
@@ -105,8 +105,7 @@ impl Scheduler {
             Some(Location::Queue(key)) => {
                 let queued = self.queue.remove(*key);
                 let queued = queued.expect("locations name queued requests only");
-                self.leave_share(queued.job().tenant());
-                self.locations.remove(&request);
+                self.forget(queued.job());
                 self.note_idle();
                 outputs.push(Output::Finished { request, reason });
             }
@@ -120,8 +119,7 @@ impl Scheduler {
         if reason != FinishReason::Abort {
             self.outlook.observe_end(&running.job);
         }
-        self.locations.remove(&request);
-        self.leave_share(running.job.tenant());
+        self.forget(&running.job);
         self.free_or_park(running);
         self.note_idle();
         outputs.push(Output::Finished { request, reason });
@@ -134,10 +132,13 @@ impl Scheduler {
         }
     }
 
-    pub(crate) fn leave_share(&mut self, tenant: TenantId) {
+    /// A request has ended.
+    pub(crate) fn forget(&mut self, job: &Job) {
+        self.locations.remove(&job.id());
         if let Some(fair_share) = &mut self.queue.fair_share {
-            fair_share.leave(tenant);
+            fair_share.leave(job.tenant());
         }
+        self.leave_choices(job);
     }
 
     fn free_or_park(&mut self, running: Running) {

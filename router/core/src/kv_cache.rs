@@ -418,6 +418,20 @@ impl KvCache {
         self.find_next_full(lease);
     }
 
+    /// Hashes the full pages of a prompt that has not run.
+    pub(crate) fn hash_prompt(&self, job: &mut Job, hasher: &mut PrefixHasher) {
+        for (kind, size) in self.page_sizes.iter().enumerate() {
+            job.page_hashes(kind, job.prompt_len() / size, *size, hasher);
+        }
+    }
+
+    /// Nobody finds a request's pages any more.
+    pub(crate) fn unpublish(&mut self, job: &Job) {
+        for (kind, pool) in self.pools.iter_mut().enumerate() {
+            pool.unpublish(job.all_known_hashes(kind));
+        }
+    }
+
     pub(crate) fn release(&mut self, lease: Lease, tenant: TenantId) {
         for (pool, list) in self.pools.iter_mut().zip(lease.lists) {
             pool.release(list, tenant);

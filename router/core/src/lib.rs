@@ -8,6 +8,7 @@
 
 mod admission;
 mod cache_aware;
+mod choices;
 mod completion;
 mod event;
 mod eviction_order;

@@ -364,15 +364,34 @@ impl PagePool {
         let page = PageId(self.cached.first().expect("the caller saw enough pages"));
         self.drop_match(page);
         self.cached.remove(page.0);
-        let hash = self.pages[page.0 as usize].hash.take();
-        let hash = hash.expect("only pages with a hash are cached");
-        self.by_hash.remove(&hash);
+        let hash = self.pages[page.0 as usize].hash;
+        self.remove_hash(page, hash.expect("only pages with a hash are cached"));
         self.num_evicted += 1;
+        page
+    }
+
+    /// Lets nobody find the pages with these hashes any more. Those that nobody holds are free.
+    pub(crate) fn unpublish(&mut self, hashes: &[PageHash]) {
+        for hash in hashes {
+            let Some(page) = self.by_hash.get(hash).copied() else {
+                continue;
+            };
+            self.drop_match(page);
+            self.remove_hash(page, *hash);
+            if !self.pages[page.0 as usize].is_held() {
+                self.cached.remove(page.0);
+                self.free.push(page);
+            }
+        }
+    }
+
+    fn remove_hash(&mut self, page: PageId, hash: PageHash) {
+        self.pages[page.0 as usize].hash = None;
+        self.by_hash.remove(&hash);
         if let Some(events) = &mut self.events {
             let kind = self.kind;
             events.push(KvEvent::Removed { kind, hash });
         }
-        page
     }
 
     /// Cuts the last lookup before this page.

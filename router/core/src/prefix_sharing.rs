@@ -1,16 +1,37 @@
-//! Equal prefixes are shared while they are computed.
+//! Equal prefixes are shared while they are computed: by all requests with the prefix cache, without it by the
+//! choices of one prompt.
 //!
 //! A prompt's pages are published when the step that computes them is launched. Steps run in order on the
 //! device, and a step that fails ends the replica, so every later step may read them. Within a plan no row
 //! reads what another one writes: a request whose next block a row of this plan computes waits for the next
 //! plan. It waits only while another request's row is in the very plan, so it cannot wait for ever.
 
-use crate::ids::SlotId;
+use rustc_hash::FxHashMap;
+
+use crate::ids::{RequestId, SlotId};
 use crate::kv_cache::KvCache;
 use crate::plan_builder::PlanBuilder;
-use crate::prefix_hasher::PrefixHasher;
+use crate::prefix_hasher::{HashSeed, PrefixHasher};
 use crate::scheduler::Scheduler;
-use crate::state::Job;
+use crate::state::{Job, Running};
+
+/// What sharing keeps beside the pages.
+#[derive(Clone, Debug)]
+pub(crate) struct PrefixSharing {
+    /// Hashes full pages.
+    pub(crate) hasher: PrefixHasher,
+    /// Without a prefix cache: living choices of the prompts that have several, by the first one.
+    pub(crate) num_choices: FxHashMap<RequestId, u32>,
+}
+
+impl PrefixSharing {
+    pub(crate) fn new(seed: HashSeed) -> Self {
+        Self {
+            hasher: PrefixHasher::new(seed),
+            num_choices: FxHashMap::default(),
+        }
+    }
+}
 
 /// The next tokens of a running prefill. Between those planned before and `start` it adopts published pages.
 #[derive(Clone, Copy, Debug)]
@@ -25,8 +46,9 @@ impl Scheduler {
         let running = self.running.at_mut(slot);
         let planned = running.num_planned;
         let (mut start, mut remaining) = (planned, running.num_to_prefill());
-        if let Some(hasher) = &mut self.prefix_hasher {
-            let job = &mut running.job;
+        let job = &mut running.job;
+        if job.shares_pages() {
+            let hasher = &mut self.sharing.hasher;
             if waits_for_row(job, planned, &self.cache, hasher, builder) {
                 return None;
             }
@@ -60,8 +82,10 @@ impl Scheduler {
             }
             let (lease, num) = self.running.adopt(slot, chunk.start, &mut self.cache);
             builder.append_pages(slot, lease, &num);
-            self.running.at_mut(slot).num_shared += chunk.start - planned;
-            self.counts.num_hit_tokens += u64::from(chunk.start - planned);
+            let running = self.running.at_mut(slot);
+            running.num_shared += chunk.start - planned;
+            self.counts
+                .count_shared(&running.job, chunk.start - planned);
         }
         self.lease_pages(slot, chunk.start + chunk.length, builder)
     }
@@ -95,12 +119,10 @@ impl Scheduler {
 
     /// Tells the requests that come later in this plan which block a row computes.
     pub(crate) fn announce(&mut self, slot: SlotId, start: u32, builder: &mut PlanBuilder) {
-        let Some(hasher) = &mut self.prefix_hasher else {
-            return;
-        };
         let job = &mut self.running.at_mut(slot).job;
-        let (end, num_known) = (self.cache.block_end(start), job.num_known());
-        let hash = self.cache.block_hash(end, num_known, job, hasher);
+        let num_shared = job.num_known().min(job.num_shareable_tokens());
+        let (end, hasher) = (self.cache.block_end(start), &mut self.sharing.hasher);
+        let hash = self.cache.block_hash(end, num_shared, job, hasher);
         builder.computing.extend(hash);
     }
 
@@ -114,13 +136,11 @@ impl Scheduler {
 
     /// Publishes the pages that a request's first `num_tokens` tokens fill, which are computed or in flight.
     pub(crate) fn publish(&mut self, slot: SlotId, num_tokens: u32) {
-        let Some(hasher) = &mut self.prefix_hasher else {
-            return;
-        };
-        let running = self.running.at_mut(slot);
-        if running.lease.has_full_page(num_tokens) {
+        let Running { job, lease, .. } = self.running.at_mut(slot);
+        let num_tokens = num_tokens.min(job.num_shareable_tokens());
+        if lease.has_full_page(num_tokens) {
             self.cache
-                .publish(&mut running.lease, &mut running.job, num_tokens, hasher);
+                .publish(lease, job, num_tokens, &mut self.sharing.hasher);
         }
     }
 }

@@ -20,7 +20,7 @@ const PARTS: u64 = 1 << 16;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Load {
     pub(crate) num_requests: u64,
-    /// Prompt tokens.
+    /// Prompt tokens. A prompt with several choices counts once, with the first.
     pub(crate) num_tokens: u64,
 }
 
@@ -28,7 +28,7 @@ impl Load {
     pub(crate) fn of<'a>(requests: impl IntoIterator<Item = &'a Request>) -> Self {
         let mut load = Self::default();
         for request in requests {
-            load.num_requests += 1;
+            load.num_requests += u64::from(request.num_choices.get());
             load.num_tokens += request.prompt.len() as u64;
         }
         load
@@ -37,7 +37,10 @@ impl Load {
     fn of_job(job: &Job) -> Self {
         Self {
             num_requests: 1,
-            num_tokens: job.prompt_len().into(),
+            num_tokens: match job.is_first_choice() {
+                true => job.prompt_len().into(),
+                false => 0,
+            },
         }
     }
 

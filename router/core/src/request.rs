@@ -15,7 +15,10 @@ pub struct Request {
     pub max_tokens: u32,
     /// Token ids that end the output with [`crate::FinishReason::Stop`].
     pub stop_ids: Arc<[TokenId]>,
-    /// The prompt's log-probabilities are reported, so cached pages are computed again.
+    /// Answers to the prompt. It is computed once for all, but each is a request of its own.
+    pub num_choices: NonZeroU32,
+    /// The prompt's log-probabilities are reported, so cached pages are computed again. Of several choices only the
+    /// first reports them.
     pub prompt_logprobs: bool,
     /// Words that travel with the request when it enters a slot, its output so far apart; 0 for most.
     pub num_slot_words: u32,

@@ -12,8 +12,7 @@ use crate::outlook::Outlook;
 use crate::page_pool::PageCounts;
 use crate::plan::{DecodeRow, Plan, PrefillRow, TrimmedSlot};
 use crate::plan_builder::{MIN_CHUNK, PlanBuilder};
-use crate::prefix_hasher::PrefixHasher;
-use crate::prefix_sharing::Chunk;
+use crate::prefix_sharing::{Chunk, PrefixSharing};
 use crate::prompt_share::PromptShare;
 use crate::queue::{Queue, QueueKey};
 use crate::running_set::RunningSet;
@@ -46,8 +45,7 @@ pub struct Scheduler {
     pub(crate) last_step: StepId,
     pub(crate) is_draining: bool,
     pub(crate) prompt_share: PromptShare,
-    /// Hashes full pages; None without a prefix cache.
-    pub(crate) prefix_hasher: Option<PrefixHasher>,
+    pub(crate) sharing: PrefixSharing,
 }
 
 /// Changes of slots that no plan has named yet.
@@ -76,10 +74,7 @@ impl Scheduler {
             last_step: StepId(0),
             is_draining: false,
             prompt_share: PromptShare::default(),
-            prefix_hasher: settings
-                .pages
-                .prefix_cache
-                .then(|| PrefixHasher::new(settings.runtime.hash_seed)),
+            sharing: PrefixSharing::new(settings.runtime.hash_seed),
             settings,
             limits,
         })

@@ -43,10 +43,43 @@ impl DueMicros {
     }
 }
 
+impl Order {
+    pub(crate) fn new(request: RequestId, policy: Policy, due: DueMicros) -> Self {
+        Self {
+            virtual_time: VirtualTime(u64::from(policy == Policy::Fair) * u64::MAX),
+            due,
+            request,
+        }
+    }
+}
+
+/// Who may find the pages that a request fills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// The prefix cache is off.
+    Nobody,
+    /// The prefix cache is off: the other choices of the prompt, and only the prompt's pages.
+    Choices,
+    /// Every request with the same salt.
+    Everyone,
+}
+
+impl Sharing {
+    pub(crate) fn of(request: &Request, prefix_cache: bool) -> Self {
+        match (prefix_cache, request.num_choices.get()) {
+            (true, _) => Self::Everyone,
+            (false, 1) => Self::Nobody,
+            (false, _) => Self::Choices,
+        }
+    }
+}
+
 /// What a request keeps in every state.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) order: Order,
+    first_choice: RequestId,
+    sharing: Sharing,
     request: Request,
     /// Output tokens after which the request ends.
     max_output_tokens: u32,
@@ -63,19 +96,15 @@ pub(crate) struct Job {
 
 impl Job {
     pub(crate) fn new(
-        id: RequestId,
+        order: Order,
         request: Request,
         max_output_tokens: u32,
-        policy: Policy,
-        due: DueMicros,
+        sharing: Sharing,
     ) -> Self {
-        let order = Order {
-            virtual_time: VirtualTime(u64::from(policy == Policy::Fair) * u64::MAX),
-            due,
-            request: id,
-        };
         Self {
             order,
+            first_choice: order.request,
+            sharing,
             request,
             max_output_tokens,
             output: Vec::new(),
@@ -86,8 +115,50 @@ impl Job {
         }
     }
 
+    /// Another choice of the same prompt. Neither has run.
+    pub(crate) fn choice(&self, id: RequestId) -> Self {
+        let mut choice = self.clone();
+        choice.order.request = id;
+        choice.request.prompt_logprobs = false;
+        choice
+    }
+
     pub(crate) fn id(&self) -> RequestId {
         self.order.request
+    }
+
+    /// The first choice of its prompt, which may be itself.
+    pub(crate) fn first_choice(&self) -> RequestId {
+        self.first_choice
+    }
+
+    pub(crate) fn is_first_choice(&self) -> bool {
+        self.first_choice == self.order.request
+    }
+
+    pub(crate) fn sharing(&self) -> Sharing {
+        self.sharing
+    }
+
+    pub(crate) fn shares_pages(&self) -> bool {
+        self.sharing != Sharing::Nobody
+    }
+
+    /// Leading tokens of prompt and output whose full pages others may find.
+    pub(crate) fn num_shareable_tokens(&self) -> u32 {
+        match self.sharing {
+            Sharing::Nobody => 0,
+            Sharing::Choices => self.prompt_len(),
+            Sharing::Everyone => u32::MAX,
+        }
+    }
+
+    /// Pages of different salts have different hashes.
+    fn salt(&self) -> u64 {
+        match self.sharing {
+            Sharing::Choices => self.first_choice.0,
+            Sharing::Nobody | Sharing::Everyone => self.request.salt,
+        }
     }
 
     pub(crate) fn tenant(&self) -> TenantId {
@@ -165,7 +236,7 @@ impl Job {
         self.page_hashes[kind].reserve(num_pages.saturating_sub(num_known) as usize);
         for page in num_known..num_pages {
             let parent = self.page_hashes[kind].last().copied();
-            let parent = parent.unwrap_or_else(|| hasher.root(self.request.salt));
+            let parent = parent.unwrap_or_else(|| hasher.root(self.salt()));
             let hash = hasher.child(
                 parent,
                 &self.tokens_of(page * page_size, (page + 1) * page_size),
@@ -194,6 +265,11 @@ impl Job {
         &hashes.map_or(&[][..], Vec::as_slice)[..num_pages as usize]
     }
 
+    /// The hashes of one kind that are known so far.
+    pub(crate) fn all_known_hashes(&self, kind: usize) -> &[PageHash] {
+        self.page_hashes.get(kind).map_or(&[], Vec::as_slice)
+    }
+
     /// A page that was hashed before, as listeners see it.
     pub(crate) fn stored_page(&self, kind: usize, page: u32, page_size: u32) -> StoredPage {
         let hashes = self.known_hashes(kind, page + 1);
@@ -203,7 +279,7 @@ impl Job {
             kind: u32::try_from(kind).expect("a model has few cache kinds"),
             hash: hashes[page as usize],
             parent: page.checked_sub(1).map(|before| hashes[before as usize]),
-            salt: self.request.salt,
+            salt: self.salt(),
             tokens: tokens.into(),
         }
     }
@@ -216,7 +292,7 @@ impl Job {
         if is_measured && self.num_prompt_reported < self.prompt_len() {
             self.num_prompt_reported.saturating_sub(1)
         } else {
-            self.num_known() - 1
+            (self.num_known() - 1).min(self.num_shareable_tokens())
         }
     }
 

@@ -1,6 +1,7 @@
 //! What the scheduler counts.
 
 use crate::page_pool::PageCounts;
+use crate::state::{Job, Sharing};
 
 /// The current state, and counts since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +35,15 @@ pub struct Counts {
     pub num_decodes_over_target: u64,
     /// Plans that admitted nobody because the ITL target carries no more decoders.
     pub num_admissions_over_target: u64,
+}
+
+impl Counts {
+    /// Counts prompt tokens that a request takes from pages that others have filled.
+    pub(crate) fn count_shared(&mut self, job: &Job, num_tokens: u32) {
+        if job.sharing() == Sharing::Everyone {
+            self.num_hit_tokens += u64::from(num_tokens);
+        }
+    }
 }
 
 /// Decode rows that were put off to a later plan.

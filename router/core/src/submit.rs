@@ -4,16 +4,17 @@ use crate::ids::{Micros, RequestId};
 use crate::queue::QueueKey;
 use crate::request::{Refusal, Rejected, Request};
 use crate::scheduler::{Location, Scheduler};
-use crate::state::{DueMicros, Job, Queued};
+use crate::state::{DueMicros, Job, Order, Queued, Sharing};
 
 impl Scheduler {
-    /// Puts a request into the queue. The model's length and the pool cap its output.
+    /// Puts a request into the queue. The model's length and the pool cap its output. Returns its first choice.
     pub fn submit(&mut self, request: Request, now: Micros) -> Result<RequestId, Refusal> {
         let ids = self.submit_all(vec![request], now)?;
         Ok(ids[0])
     }
 
-    /// Puts requests that belong together into the queue: all or none.
+    /// Puts requests that belong together into the queue: all or none. Returns the choices of the first request,
+    /// then those of the others.
     ///
     /// An empty queue takes any number, because so many at once could never be served otherwise.
     pub fn submit_all(
@@ -36,21 +37,30 @@ impl Scheduler {
         }
         let each = requests.into_iter().zip(max_output_tokens);
         Ok(each
-            .map(|(request, max_output_tokens)| self.enqueue_new(request, max_output_tokens, now))
+            .flat_map(|(request, max_output)| self.enqueue_choices(request, max_output, now))
             .collect())
     }
 
-    fn enqueue_new(&mut self, request: Request, max_output_tokens: u32, now: Micros) -> RequestId {
+    pub(crate) fn next_id(&mut self) -> RequestId {
         let id = RequestId(self.queue.num_submitted);
         self.queue.num_submitted += 1;
-        if let Some(fair_share) = &mut self.queue.fair_share {
-            fair_share.enter(request.tenant, request.weight);
-        }
-        let policy = self.settings.scheduler.policy;
-        let due = self.due(request.priority, now);
-        let job = Box::new(Job::new(id, request, max_output_tokens, policy, due));
-        self.enqueue(Queued::Waiting { job, since: now });
         id
+    }
+
+    pub(crate) fn new_job(
+        &self,
+        id: RequestId,
+        request: Request,
+        max_output_tokens: u32,
+        now: Micros,
+    ) -> Job {
+        let sharing = Sharing::of(&request, self.settings.pages.prefix_cache);
+        let order = Order::new(
+            id,
+            self.settings.scheduler.policy,
+            self.due(request.priority, now),
+        );
+        Job::new(order, request, max_output_tokens, sharing)
     }
 
     /// Where a request of this priority comes in order.
@@ -101,8 +111,7 @@ impl Scheduler {
             return;
         };
         let request = queued.job().id();
-        self.leave_share(queued.job().tenant());
-        self.locations.remove(&request);
+        self.forget(queued.job());
         self.note_idle();
         self.queue.rejected.push(Rejected { request, refusal });
     }

@@ -105,6 +105,7 @@ pub fn prepare(
                 prompt: prompt.tokens.clone(),
                 max_tokens: max_tokens(&request.input, &numbers),
                 stop_ids: stop_ids.clone(),
+                num_choices: NonZeroU32::MIN,
                 prompt_logprobs: prompt_logprobs.is_some(),
                 num_slot_words: adjustment.as_ref().map_or(0, |it| num_words(it)),
                 priority: numbers.priority,

@@ -302,6 +302,7 @@ fn request(arrival: &Arrival) -> Request {
         prompt: arrival.prompt(),
         max_tokens: arrival.num_output,
         stop_ids: [].into(),
+        num_choices: NonZeroU32::MIN,
         prompt_logprobs: false,
         num_slot_words: 0,
         priority: arrival.priority,

@@ -28,6 +28,8 @@ struct Case {
     num_aborts: usize,
     /// Of the last request; the others have 0.
     priority: i32,
+    /// Of the first request; its further choices take the places of the next requests.
+    num_choices: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -121,11 +123,13 @@ fn act(harness: &mut Harness, action: Action, case: &Case) -> bool {
         Action::Abort(request) => drop(harness.abort(request)),
         Action::Submit => {
             let (num_prompt, max_tokens) = case.requests[harness.clients.len()];
+            let is_first = harness.clients.is_empty();
             let is_last = harness.clients.len() + 1 == case.requests.len();
             let priority = if is_last { case.priority } else { 0 };
             harness
                 .submit(Spec {
                     priority,
+                    num_choices: if is_first { case.num_choices } else { 1 },
                     ..Spec::new(num_prompt, max_tokens)
                 })
                 .unwrap();
@@ -254,8 +258,33 @@ fn explore(
                         depth,
                         num_aborts,
                         priority,
+                        num_choices: 1,
                     });
                 }
+            }
+        }
+    }
+    num_states
+}
+
+/// The same with a prompt of two choices and a request, or with a prompt of three.
+fn explore_choices(
+    all_settings: Vec<(Settings, usize)>,
+    lengths: &[(u32, u32)],
+    num_aborts: usize,
+) -> usize {
+    let mut num_states = 0;
+    for (settings, depth) in all_settings {
+        for first in lengths {
+            for last in lengths {
+                num_states += Explorer::explore(Case {
+                    settings: settings.clone(),
+                    requests: [*first, *first, *last],
+                    depth,
+                    num_aborts,
+                    priority: 0,
+                    num_choices: if first == last { 3 } else { 2 },
+                });
             }
         }
     }
@@ -326,6 +355,19 @@ fn no_schedule_with_two_cache_kinds_gets_stuck() {
     assert!(num_states > 10_000, "only {num_states} states");
 }
 
+/// Choices that share pages which nobody else finds, and which go with the last of them.
+#[test]
+fn no_schedule_with_choices_gets_stuck_without_a_prefix_cache() {
+    let num_states = explore_choices(all_settings(), &[(3, 4), (5, 2), (6, 2)], 1);
+    assert!(num_states > 20_000, "only {num_states} states");
+}
+
+#[test]
+fn no_schedule_with_choices_gets_stuck_with_a_prefix_cache() {
+    let num_states = explore_choices(keeping_prefixes(), &[(3, 4), (6, 2)], 1);
+    assert!(num_states > 10_000, "only {num_states} states");
+}
+
 /// Drafts that are accepted or not, with their pages leased and given back.
 #[test]
 fn no_schedule_with_drafts_gets_stuck() {
@@ -367,6 +409,12 @@ fn no_two_aborts_get_requests_of_more_lengths_stuck() {
 #[ignore = "long: more lengths, and an abort"]
 fn no_latecomer_gets_requests_of_more_lengths_stuck() {
     tell(explore_all(&MORE_LENGTHS, 1, -1));
+}
+
+#[test]
+#[ignore = "long: more lengths, and two aborts"]
+fn no_choices_get_requests_of_more_lengths_stuck() {
+    tell(explore_choices(all_settings(), &MORE_LENGTHS, 2));
 }
 
 #[test]

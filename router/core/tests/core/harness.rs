@@ -18,6 +18,7 @@ pub struct Spec {
     pub max_tokens: u32,
     pub stop_ids: Vec<TokenId>,
     pub priority: i32,
+    pub num_choices: u32,
     pub prompt_logprobs: bool,
     pub salt: u64,
     pub num_slot_words: u32,
@@ -33,6 +34,7 @@ impl Spec {
             max_tokens,
             stop_ids: Vec::new(),
             priority: 0,
+            num_choices: 1,
             prompt_logprobs: false,
             salt: 0,
             num_slot_words: 0,
@@ -41,11 +43,21 @@ impl Spec {
         }
     }
 
+    /// What each of its choices asks for.
+    fn choices(self) -> impl Iterator<Item = Self> {
+        (0..self.num_choices).map(move |index| Self {
+            num_choices: 1,
+            prompt_logprobs: self.prompt_logprobs && index == 0,
+            ..self.clone()
+        })
+    }
+
     pub fn request(&self) -> Request {
         Request {
             prompt: self.prompt.clone().into(),
             max_tokens: self.max_tokens,
             stop_ids: self.stop_ids.clone().into(),
+            num_choices: NonZeroU32::new(self.num_choices).unwrap(),
             prompt_logprobs: self.prompt_logprobs,
             num_slot_words: self.num_slot_words,
             priority: self.priority,
@@ -119,7 +131,7 @@ impl Harness {
         let requests = specs.iter().map(Spec::request).collect();
         let ids = self.scheduler.submit_all(requests, Micros(self.now))?;
         self.take_rejected();
-        for (id, spec) in ids.iter().zip(specs) {
+        for (id, spec) in ids.iter().zip(specs.into_iter().flat_map(Spec::choices)) {
             self.add_client(*id, spec);
         }
         Ok(ids)
@@ -570,6 +582,10 @@ impl Harness {
         for kind in 0..self.num_kinds() {
             let pages = self.scheduler.page_counts(kind);
             assert_eq!(pages.free + pages.cached, self.num_pages(kind));
+            assert!(
+                self.settings.pages.prefix_cache || pages.cached == 0,
+                "a prompt's choices are gone, their pages are not: {pages:?}"
+            );
         }
     }
 }

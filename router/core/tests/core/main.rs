@@ -5,6 +5,7 @@ mod allocations;
 mod bugs_of_other_schedulers;
 mod cache_aware;
 mod cache_kinds;
+mod choices;
 mod explorer;
 mod fairness;
 mod fake_device;

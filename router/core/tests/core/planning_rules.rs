@@ -460,6 +460,7 @@ fn the_wait_is_reported_at_the_first_admission() {
         prompt: [1].into(),
         max_tokens: 1,
         stop_ids: [].into(),
+        num_choices: NonZeroU32::MIN,
         prompt_logprobs: false,
         num_slot_words: 0,
         priority: 0,

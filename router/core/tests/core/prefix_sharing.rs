@@ -46,6 +46,7 @@ fn submit(scheduler: &mut Scheduler, prompt: Vec<TokenId>, priority: i32) -> Req
         prompt: prompt.into(),
         max_tokens: 4,
         stop_ids: [].into(),
+        num_choices: NonZeroU32::MIN,
         prompt_logprobs: false,
         num_slot_words: 0,
         priority,

@@ -72,8 +72,9 @@ prop_compose! {
         salt in prop_oneof![9 => Just(0), 1 => Just(1u64)],
         num_slot_words in prop_oneof![6 => Just(0), 1 => Just(9u32), 1 => Just(1 << 21)],
         (tenant, weight) in (0..3u64, 1..4u32),
+        num_choices in prop_oneof![7 => Just(1), 2 => 2..5u32],
     ) -> Spec {
-        Spec { prompt, max_tokens, stop_ids, priority, prompt_logprobs, salt, num_slot_words, tenant, weight }
+        Spec { prompt, max_tokens, stop_ids, priority, num_choices, prompt_logprobs, salt, num_slot_words, tenant, weight }
     }
 }
 
