@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from plait_testing.running_server import Server, StartServer, start_server
+from plait_testing.slow_steps import SlowSteps
 
 
 @pytest.fixture
@@ -23,11 +24,28 @@ def server(tmp_path: Path) -> Iterator[StartServer]:
         one.kill()
 
 
+@pytest.fixture
+def slow_steps(tmp_path: Path) -> Iterator[SlowSteps]:
+    """Slows the steps of the test's servers, from `begin` to `end`."""
+    steps = SlowSteps(tmp_path)
+    with steps.of_servers():
+        yield steps
+
+
 @pytest.fixture(scope="module")
-def recall_server(check_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def recall_steps(tmp_path_factory: pytest.TempPathFactory) -> SlowSteps:
+    """Slows the steps of `recall_server`."""
+    return SlowSteps(tmp_path_factory.mktemp("steps"))
+
+
+@pytest.fixture(scope="module")
+def recall_server(
+    check_models: Path, recall_steps: SlowSteps, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """One server of recall-gqa that the tests of a module share."""
     log = tmp_path_factory.mktemp("server") / "server.log"
-    one = start_server(log, check_models / "recall-gqa", "--max-seqs", "16", "--threads", "2")
+    with recall_steps.of_servers():
+        one = start_server(log, check_models / "recall-gqa", "--max-seqs", "16", "--threads", "2")
     assert one.url, one.errors
     yield one
     one.kill()

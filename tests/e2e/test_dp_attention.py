@@ -18,6 +18,7 @@ from plait_testing.metrics import read_metrics
 from plait_testing.model_mistakes import mistakes_of_the_engine
 from plait_testing.recording import Record
 from plait_testing.running_server import Server, StartServer, wait_until_ready
+from plait_testing.slow_steps import SlowSteps
 
 CONTEXT = 2048
 FLAGS = ("--dp-attention", "--max-batch-tokens", "2048", "--threads", "1")
@@ -143,7 +144,10 @@ def test_engines_that_differ_in_layout_are_refused(tmp_path: Path, check_models:
 
 
 @pytest.mark.parametrize("phase", ["loading", "idle", "streaming", "draining"])
-def test_a_lost_rank_ends_the_group_by_name(phase: str, tmp_path: Path, check_models: Path) -> None:
+def test_a_lost_rank_ends_the_group_by_name(
+    phase: str, slow_steps: SlowSteps, tmp_path: Path, check_models: Path
+) -> None:
+    slow_steps.begin()
     engines = spawn_engines(tmp_path, check_models / "recall-mla", 2, *FLAGS)
     try:
         with ThreadPoolExecutor(1) as pool:
@@ -167,9 +171,12 @@ def test_a_lost_rank_ends_the_group_by_name(phase: str, tmp_path: Path, check_mo
             one.kill()
 
 
-def test_a_lost_rank_ends_all_replicas_of_its_engine(server: StartServer, check_models: Path) -> None:
+def test_a_lost_rank_ends_all_replicas_of_its_engine(
+    slow_steps: SlowSteps, server: StartServer, check_models: Path
+) -> None:
     """No other replica has its experts."""
     running = server(check_models / "recall-mla", *FLAGS, "--dp", "2")
+    slow_steps.begin()
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(stream_long, running.url)
         wait_for_tokens(running)
@@ -210,7 +217,7 @@ def wait_for_tokens(running: Server) -> None:
 def wait_until_refused(running: Server) -> None:
     """Until an engine of a group that drains takes no requests."""
     deadline = time.monotonic() + 60
-    while httpx.get(f"{running.url}/ready").status_code == 200:
+    while httpx.get(f"{running.url}/ready", timeout=60).status_code == 200:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

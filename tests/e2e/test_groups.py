@@ -18,6 +18,7 @@ from plait.cli import run
 from plait_testing import recall
 from plait_testing.metrics import read_metrics
 from plait_testing.running_server import Server, spawn_server, wait_until_ready
+from plait_testing.slow_steps import SlowSteps
 
 LONG = {"prompt": "count 1 9", "max_tokens": 300, "ignore_eos": True, "stream": True}
 StartGroup = Callable[[int], list[Server]]
@@ -39,7 +40,7 @@ def spawn(folder: Path, check_models: Path, engine: int, *words: str) -> Server:
 
 
 @pytest.fixture
-def group(tmp_path: Path, check_models: Path) -> Iterator[StartGroup]:
+def group(slow_steps: SlowSteps, tmp_path: Path, check_models: Path) -> Iterator[StartGroup]:
     """`group(num_engines)` starts engines of recall-gqa that meet in a directory of their own."""
     started: list[Server] = []
 
@@ -71,13 +72,20 @@ def steps(running: Server) -> dict[str, float]:
 
 
 def settled(servers: list[Server]) -> list[dict[str, float]]:
-    """The same, once no engine steps any more."""
-    deadline = time.monotonic() + 30
+    """The same, once no engine steps any more: one that is behind has yet to catch up."""
+    deadline = time.monotonic() + 60
     before: list[dict[str, float]] = []
-    while (now := [steps(one) for one in servers]) != before and time.monotonic() < deadline:
+    while (now := [steps(one) for one in servers]) != before or not are_level(now):
+        if time.monotonic() > deadline:
+            break
         before = now
         time.sleep(0.2)
     return now
+
+
+def are_level(counts: list[dict[str, float]]) -> bool:
+    """All engines have made the same number of steps, up to the one that was agreed last."""
+    return len({(count["agreed"], count["own"] + count["dummy"]) for count in counts}) == 1
 
 
 def num_generated(running: Server) -> float:
@@ -85,7 +93,10 @@ def num_generated(running: Server) -> float:
 
 
 def begin_long(running: Server, pool: ThreadPoolExecutor) -> Callable[[], list[str]]:
-    """A long streamed answer that has begun; call what this returns for all of its events."""
+    """A long streamed answer that has begun; call what this returns for all of its events.
+
+    Raises `TimeoutError` if it does not begin.
+    """
     begun: list[str] = []
     enough = num_generated(running) + 3
 
@@ -96,9 +107,19 @@ def begin_long(running: Server, pool: ThreadPoolExecutor) -> Callable[[], list[s
 
     reading = pool.submit(read)
     deadline = time.monotonic() + 60
-    while num_generated(running) < enough and time.monotonic() < deadline:
+    while num_generated(running) < enough:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{num_generated(running)} tokens")
         time.sleep(0.02)
     return reading.result
+
+
+def wait_until_unready(running: Server) -> None:
+    """Until a drain, here or of another engine, refuses new requests."""
+    deadline = time.monotonic() + 60
+    while httpx.get(f"{running.url}/ready", timeout=60).status_code == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @contextmanager
@@ -118,7 +139,7 @@ def unread_streams(running: Server) -> Iterator[None]:
 
 
 def test_a_group_under_uneven_load_answers_as_alone_in_lockstep_and_drains_as_one(
-    group: StartGroup,
+    group: StartGroup, slow_steps: SlowSteps
 ) -> None:
     servers = group(3)
     asked = recall.problems(11, 6, 512)
@@ -135,15 +156,18 @@ def test_a_group_under_uneven_load_answers_as_alone_in_lockstep_and_drains_as_on
     assert counts[2]["own"] == 0
     assert counts[2]["dummy"] > 0
     with ThreadPoolExecutor(1) as pool:
-        answer = begin_long(servers[0], pool)
-        servers[1].process.send_signal(signal.SIGTERM)
+        with slow_steps.within():
+            answer = begin_long(servers[0], pool)
+            servers[1].process.send_signal(signal.SIGTERM)
+            wait_until_unready(servers[0])
         events = answer()
     assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
     assert [one.wait() for one in servers] == [0, 0, 0]
 
 
-def test_a_killed_engine_ends_the_others_which_name_it(group: StartGroup) -> None:
+def test_a_killed_engine_ends_the_others_which_name_it(group: StartGroup, slow_steps: SlowSteps) -> None:
     servers = group(2)
+    slow_steps.begin()
     with ThreadPoolExecutor(1) as pool:
         answer = begin_long(servers[0], pool)
         servers[1].process.kill()

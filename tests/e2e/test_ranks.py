@@ -12,6 +12,7 @@ import pytest
 from plait_testing.questions import QUESTIONS
 from plait_testing.recording import Record
 from plait_testing.running_server import Server, StartServer
+from plait_testing.slow_steps import SlowSteps
 
 
 @pytest.mark.acceptance("cpu")
@@ -45,8 +46,11 @@ def greedy(running: Server, question: str, num_tokens: int) -> list[int]:
     return ids
 
 
-def test_a_killed_rank_ends_the_others_the_streams_and_the_server(server: StartServer, check_models: Path) -> None:
+def test_a_killed_rank_ends_the_others_the_streams_and_the_server(
+    slow_steps: SlowSteps, server: StartServer, check_models: Path
+) -> None:
     running = server(check_models / "recall-mla", "--tp", "2", "--threads", "1")
+    slow_steps.begin()
     workers = {rank_of(process): process for process in running.workers()}
     assert sorted(workers) == [0, 1]
     body = {"messages": [{"role": "user", "content": "count 1 40"}], "stream": True, "max_tokens": 4000}

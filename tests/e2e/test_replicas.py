@@ -17,6 +17,7 @@ from plait.cli import run
 from plait_testing import recall
 from plait_testing.metrics import read_metrics
 from plait_testing.running_server import Server, StartServer
+from plait_testing.slow_steps import SlowSteps
 
 LONG = {"prompt": "count 1 9", "max_tokens": 600, "ignore_eos": True, "stream": True}
 TwoAnswers = tuple[Server, list["Future[list[str]]"]]
@@ -45,10 +46,18 @@ def wait_for_tokens(running: Server, replica: int) -> None:
         time.sleep(0.02)
 
 
+def wait_until_unready(running: Server) -> None:
+    deadline = time.monotonic() + 60
+    while httpx.get(running.url + "/ready", timeout=60).status_code == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 @pytest.fixture
-def two_long_answers(server: StartServer, check_models: Path) -> Iterator[TwoAnswers]:
-    """Two replicas that write a long answer each."""
+def two_long_answers(slow_steps: SlowSteps, server: StartServer, check_models: Path) -> Iterator[TwoAnswers]:
+    """Two replicas that write a long answer each, slowly."""
     running = server(check_models / "recall-gqa", "--dp", "2", *FLAGS)
+    slow_steps.begin()
     with ThreadPoolExecutor(2) as pool:
         reading = [pool.submit(events_of, running.url) for _ in range(2)]
         for replica in (0, 1):
@@ -57,15 +66,21 @@ def two_long_answers(server: StartServer, check_models: Path) -> Iterator[TwoAns
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_replicas_answer_right_and_share_the_requests(server: StartServer, check_models: Path, tp: int) -> None:
+def test_replicas_answer_right_and_share_the_requests(
+    slow_steps: SlowSteps, server: StartServer, check_models: Path, tp: int
+) -> None:
     running = server(check_models / "recall-gqa", "--dp", "2", "--tp", str(tp), *FLAGS)
     assert sorted(rank_of(process) for process in running.workers()) == list(range(2 * tp))
     ranks = ["rank 0", "rank 1"] if tp == 1 else ["ranks 0 to 1", "ranks 2 to 3"]
     for number, of in enumerate(ranks):
         assert running.read_line(f"replica {number}, {of}: weights")
-    assert recall.ask_all(running.url, recall.problems(11, 8, 512)) == []
-    for replica in (0, 1):
-        assert of_replica(running, "plait_generated_tokens_total", replica) > 0
+    slow_steps.begin()
+    with ThreadPoolExecutor(1) as pool:
+        wrong = pool.submit(recall.ask_all, running.url, recall.problems(11, 8, 512))
+        for replica in (0, 1):
+            wait_for_tokens(running, replica)
+        slow_steps.end()
+        assert wrong.result() == []
     assert running.stop(signal.SIGTERM) == 0
 
 
@@ -79,25 +94,26 @@ def test_questions_about_one_table_go_where_its_pages_are(server: StartServer, c
 
 
 def test_a_killed_replica_takes_its_own_streams_and_the_other_serves_on(
-    two_long_answers: TwoAnswers,
+    two_long_answers: TwoAnswers, slow_steps: SlowSteps
 ) -> None:
     running, answers = two_long_answers
     next(process for process in running.workers() if rank_of(process) == 1).kill()
+    slow_steps.end()
     lost = [json.loads(last) for last in (answer.result()[-1] for answer in answers) if last != "[DONE]"]
     assert len(lost) == 1
     assert "replica 1 was lost" in lost[0]["error"]["message"]
     assert "1 of 2 serve on" in running.read_line("Replica 1 was lost: rank 1 was lost: worker 1 was killed by SIGKILL")
-    assert httpx.get(running.url + "/ready").json() == {"status": "ok", "replicas_lost": [1]}
-    assert httpx.get(running.url + "/health").status_code == 200
+    assert httpx.get(running.url + "/ready", timeout=60).json() == {"status": "ok", "replicas_lost": [1]}
+    assert httpx.get(running.url + "/health", timeout=60).status_code == 200
     assert recall.ask_all(running.url, recall.problems(3, 3, 256)) == []
     assert running.stop(signal.SIGTERM) == 0
 
 
-def test_a_drain_lets_both_replicas_finish(
-    two_long_answers: TwoAnswers,
-) -> None:
+def test_a_drain_lets_both_replicas_finish(two_long_answers: TwoAnswers, slow_steps: SlowSteps) -> None:
     running, answers = two_long_answers
     running.process.send_signal(signal.SIGTERM)
+    wait_until_unready(running)
+    slow_steps.end()
     for answer in answers:
         assert json.loads(answer.result()[-2])["choices"][0]["finish_reason"] == "length"
     assert running.wait() == 0

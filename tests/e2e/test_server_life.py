@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
+import plait_testing
 import psutil
-from plait_testing.running_server import Server, StartServer, spawn_server
+import pytest
+from plait_testing.running_server import STOP_SECONDS, Server, StartServer, spawn_server
+from plait_testing.slow_steps import SlowSteps
 
+STOPPED = Path(plait_testing.__file__).parent / "stopped"
 BUSY = {"messages": [{"role": "user", "content": "count 1 40"}], "stream": True, "max_tokens": 4000, "ignore_eos": True}
 
 
@@ -27,7 +33,7 @@ class Streaming(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with httpx.stream("POST", self._url, json=self._body, timeout=60) as response:
+        with httpx.stream("POST", self._url, json=self._body, timeout=120) as response:
             for line in response.iter_lines():
                 if line:
                     self.events.append(line.removeprefix("data: "))
@@ -39,8 +45,8 @@ class Streaming(threading.Thread):
 
 
 def orphans(pids: list[int]) -> list[int]:
-    """Those of `pids` that still run after the time that workers have to end."""
-    deadline = time.monotonic() + 10
+    """Those of `pids` that do not end."""
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and any(runs(pid) for pid in pids):
         time.sleep(0.1)
     return [pid for pid in pids if runs(pid)]
@@ -73,11 +79,14 @@ def test_what_a_ready_server_says_works(server: StartServer, check_models: Path)
     assert done.stdout.rstrip().endswith("data: [DONE]")
 
 
-def test_ctrl_c_drains_and_ends_with_0(server: StartServer, check_models: Path) -> None:
+def test_ctrl_c_drains_and_ends_with_0(slow_steps: SlowSteps, server: StartServer, check_models: Path) -> None:
     running = server(check_models / "recall-gqa")
     workers = [process.pid for process in running.workers()]
-    streaming = Streaming(running, max_tokens=1000).begun()
-    assert running.stop(signal.SIGINT) == 0
+    with slow_steps.within():
+        streaming = Streaming(running, max_tokens=600).begun()
+        running.process.send_signal(signal.SIGINT)
+        wait_until_unready(running)
+    assert running.wait() == 0
     streaming.join()
     assert streaming.events[-1] == "[DONE]"
     assert json.loads(streaming.events[-2])["choices"][0]["finish_reason"] == "length"
@@ -96,23 +105,27 @@ def test_a_server_whose_output_nobody_reads_any_more_still_drains(server: StartS
     running.process.stdout.close()
     assert httpx.get(running.url + "/ready", timeout=60).status_code == 200
     running.process.send_signal(signal.SIGTERM)
-    assert running.process.wait(timeout=30) == 0
+    assert running.process.wait(timeout=STOP_SECONDS) == 0
 
 
-def test_a_draining_server_takes_no_new_request(server: StartServer, check_models: Path) -> None:
+def test_a_draining_server_takes_no_new_request(slow_steps: SlowSteps, server: StartServer, check_models: Path) -> None:
     running = server(check_models / "recall-gqa")
+    slow_steps.begin()
     streaming = Streaming(running).begun()
     running.process.send_signal(signal.SIGTERM)
     wait_until_unready(running)
-    refused = httpx.post(running.url + "/v1/chat/completions", json=BUSY, timeout=30)
+    refused = httpx.post(running.url + "/v1/chat/completions", json=BUSY, timeout=60)
     assert refused.status_code == 503
     assert httpx.get(running.url + "/health", timeout=60).status_code == 200
     assert running.stop(signal.SIGTERM) == 0
     streaming.join()
 
 
-def test_a_second_ctrl_c_stops_at_once_and_tells_the_clients(server: StartServer, check_models: Path) -> None:
+def test_a_second_ctrl_c_stops_at_once_and_tells_the_clients(
+    slow_steps: SlowSteps, server: StartServer, check_models: Path
+) -> None:
     running = server(check_models / "recall-gqa")
+    slow_steps.begin()
     workers = [process.pid for process in running.workers()]
     streaming = Streaming(running).begun()
     running.process.send_signal(signal.SIGINT)
@@ -125,9 +138,10 @@ def test_a_second_ctrl_c_stops_at_once_and_tells_the_clients(server: StartServer
 
 
 def test_a_killed_worker_ends_the_streams_with_an_error_and_the_server_with_5(
-    server: StartServer, check_models: Path
+    slow_steps: SlowSteps, server: StartServer, check_models: Path
 ) -> None:
     running = server(check_models / "recall-gqa")
+    slow_steps.begin()
     streaming = Streaming(running).begun()
     (worker,) = running.workers()
     worker.kill()
@@ -139,9 +153,12 @@ def test_a_killed_worker_ends_the_streams_with_an_error_and_the_server_with_5(
     assert "exit code 5" in running.last_line
 
 
-def test_a_stopped_worker_turns_health_red_until_it_goes_on(server: StartServer, check_models: Path) -> None:
+def test_a_stopped_worker_turns_health_red_until_it_goes_on(
+    slow_steps: SlowSteps, server: StartServer, check_models: Path
+) -> None:
     running = server(check_models / "recall-gqa")
-    streaming = Streaming(running)
+    slow_steps.begin()
+    streaming = Streaming(running, max_tokens=600)
     while len(streaming.events) < 20:
         assert streaming.is_alive()
         time.sleep(0.01)
@@ -151,6 +168,7 @@ def test_a_stopped_worker_turns_health_red_until_it_goes_on(server: StartServer,
     wait_until_health(running, 503, seconds=40)
     assert "is overdue" in httpx.get(running.url + "/health", timeout=60).text
     worker.resume()
+    slow_steps.end()
     wait_until_health(running, 200, seconds=60)
     assert running.stop(signal.SIGINT) == 0
     streaming.join()
@@ -164,28 +182,27 @@ def wait_until_health(server: Server, status: int, seconds: float) -> None:
         time.sleep(0.1)
 
 
-def loading_worker(server: Server) -> psutil.Process:
-    """The only worker, once its program runs: before that the server waits for the fork."""
-    while True:
-        assert server.process.poll() is None
-        for process in server.workers():
-            if "--rank" in process.cmdline():
-                return process
-        time.sleep(0.01)
+def workers_of(server: int) -> list[int]:
+    """Workers of a process that may have ended."""
+    words = ["--parent", str(server)]
+    started = ((one.pid, one.info["cmdline"] or []) for one in psutil.process_iter(["cmdline"]))
+    return [pid for pid, cmdline in started if words in map(list, pairwise(cmdline))]
 
 
-def test_a_worker_that_stands_still_while_it_loads_ends_the_server_by_name(tmp_path: Path, check_models: Path) -> None:
+def test_a_worker_that_stands_still_while_it_loads_ends_the_server_by_name(
+    tmp_path: Path, check_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = os.pathsep.join(filter(None, (str(STOPPED), os.environ.get("PYTHONPATH"))))
+    monkeypatch.setenv("PYTHONPATH", path)
     words = ("-m", "plait.cli", "serve", str(check_models / "recall-gqa"), "--port", "0")
     running = spawn_server(tmp_path / "log", *words, "--load-timeout-seconds", "3")
     try:
-        worker = loading_worker(running)
-        worker.suspend()
         assert running.wait() == 5
     finally:
         running.kill()
     assert "rank 0 has not loaded the model 3 s after the start" in running.last_line
     assert "raise --load-timeout-seconds" in running.last_line
-    assert orphans([worker.pid]) == []
+    assert orphans(workers_of(running.process.pid)) == []
 
 
 def test_a_killed_server_leaves_no_worker_behind(server: StartServer, check_models: Path) -> None:
