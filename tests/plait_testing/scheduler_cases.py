@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from plait.settings import PageSettings, Policy, SchedulerSettings
 
+from plait_testing.late_mask_model import mask_ready
 from plait_testing.scheduler_model import Scheduler
 from plait_testing.scheduler_state import Ask, Plan, Row, Settings
 
@@ -99,6 +100,7 @@ def any_ask(drawn: random.Random, share_text: bool) -> Ask:
         weight=drawn.randint(1, 3),
         salt=int(drawn.random() < 0.1),
         num_choices=drawn.choice([1, 1, 1, 1, 1, 2, 4]),
+        is_masked=drawn.random() < 0.25,
     )
 
 
@@ -112,17 +114,24 @@ class Recorder:
         self.model = Scheduler(self.settings)
         self.depth = self.drawn.randint(1, 3)
         self.case = Case(seed, self.settings, [], [])
+        self.late_masks: list[int] = []
+        """Requests whose mask is late."""
+        self.has_mask: set[int] = set()
+        """Requests whose late mask has come, until they sample."""
 
     def record(self) -> Case:
         for _ in range(self.drawn.randint(1, 120)):
-            self._act(self.drawn.choices(("submit", "plan", "complete", "abort", "stop"), (8, 24, 14, 1, 1))[0])
+            self._act(
+                self.drawn.choices(("submit", "plan", "complete", "mask", "abort", "stop"), (8, 24, 14, 4, 1, 1))[0]
+            )
         while not self.model.is_idle():
             while len(self.model.in_flight) < self.depth and self._plan():
                 pass
+            has_more = self._mask_ready()
             if self.model.in_flight:
                 self._complete()
             else:
-                assert self.model.is_idle(), f"seed {self.case.seed}: the model is stuck"
+                assert has_more or self.model.is_idle(), f"seed {self.case.seed}: the model is stuck"
         return self.case
 
     def _act(self, action: str) -> None:
@@ -134,6 +143,8 @@ class Recorder:
             self._plan()
         elif action == "complete" and self.model.in_flight:
             self._complete()
+        elif action == "mask":
+            self._mask_ready()
         elif action in ("abort", "stop") and requests:
             number = self.drawn.randrange(len(requests))
             self._add({action: number}, [list(it) for it in self.model.end(number, action.capitalize())])
@@ -146,9 +157,32 @@ class Recorder:
 
     def _complete(self) -> None:
         step = self.model.in_flight[0]
-        num_samples = sum(row.samples for row in step.rows)
-        tokens = [(step.step * 31 + row * 17) % NUM_TOKENS for row in range(num_samples)]
-        self._add("complete", [list(it) for it in self.model.complete(tokens)])
+        rows = [row for row in step.rows if row.samples]
+        tokens: list[int | None] = [(step.step * 31 + row * 17) % NUM_TOKENS for row in range(len(rows))]
+        left_out = [index for index, row in enumerate(rows) if self._is_left_out(row)]
+        for index in left_out:
+            tokens[index] = None
+        self._add({"complete": left_out}, [list(it) for it in self.model.complete(tokens)])
+
+    def _is_left_out(self, row: Row) -> bool:
+        request = row.request
+        if row.is_void or request.id in self.late_masks:
+            return True
+        is_late = request.ask.is_masked and request.id not in self.has_mask and self.drawn.random() < 0.3
+        self.has_mask.discard(request.id)
+        if is_late:
+            self.late_masks.append(request.id)
+        return is_late
+
+    def _mask_ready(self) -> bool:
+        """One of the masks comes that are late, if there is one."""
+        if not self.late_masks:
+            return False
+        number = self.late_masks.pop(self.drawn.randrange(len(self.late_masks)))
+        self.has_mask.add(number)
+        mask_ready(self.model.requests[number], self.model.decoders)
+        self._add({"mask": number}, None)
+        return True
 
     def _add(self, call: Any, answer: Answer) -> None:
         if self.model.rejected:

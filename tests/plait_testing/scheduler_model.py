@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import inf
 
+from plait_testing import late_mask_model
 from plait_testing.fair_share_model import FairShare
 from plait_testing.outlook_model import Forecast, Growth, Outlook, latest_end
 from plait_testing.page_model import Key, Pages
@@ -88,7 +89,7 @@ class Scheduler:
         return self._in_phase(Phase.WAITING, Phase.PREEMPTED)
 
     def running(self) -> list[Request]:
-        return self._in_phase(Phase.PREFILLING, Phase.DECODING, Phase.FULLY_PLANNED, Phase.HELD)
+        return self._in_phase(Phase.PREFILLING, Phase.DECODING, Phase.FULLY_PLANNED, Phase.HELD, Phase.AWAITING_MASK)
 
     def prefills(self) -> list[Request]:
         return self._in_phase(Phase.PREFILLING)
@@ -493,6 +494,7 @@ class Scheduler:
         self.pool.lease(hits)
         request.num_published = len(hits)
         request.num_planned = request.num_computed = request.num_shared = num_cached
+        request.has_sampled = False
         request.last_step = self.step
         self.new_slots.append((request.slot, request.id, len(request.output), num_cached))
         self.appended += [(request.slot, page) for page in hits]
@@ -570,7 +572,8 @@ class Scheduler:
         self.in_flight.append(InFlight(self.step, [*prefill, *decode]))
         self.outlook.decay()
         for row in prefill:
-            self._publish(row.request, row.start + row.length)
+            may_be_computed_again = row.samples and row.request.ask.is_masked
+            self._publish(row.request, row.start + row.length - may_be_computed_again)
         plan = Plan(self.step, prefill, decode, self.new_slots, self.freed_slots, self.appended)
         self.freed_slots = []
         return plan
@@ -627,8 +630,8 @@ class Scheduler:
 
     # Advance.
 
-    def complete(self, tokens: list[int]) -> list[tuple[int, int | str]]:
-        """The oldest step's result: a token for each sampled row. Returns tokens and ends, in order."""
+    def complete(self, tokens: list[int | None]) -> list[tuple[int, int | str]]:
+        """The oldest step's result: a token for each sampled row that had its mask. Returns tokens and ends."""
         step = self.in_flight.pop(0)
         told: list[tuple[int, int | str]] = []
         for row in step.rows:
@@ -652,12 +655,17 @@ class Scheduler:
         self._preempt_if_due(request)
         return []
 
-    def _complete_sample(self, row: Row, token: int) -> list[tuple[int, int | str]]:
+    def _complete_sample(self, row: Row, token: int | None) -> list[tuple[int, int | str]]:
         request = row.request
         if request.phase is Phase.FINISHED:
             return []
         request.num_rows_in_flight -= 1
         request.num_samples_in_flight -= 1
+        if token is None:
+            late_mask_model.leave_out(request, self.in_flight, self.decoders)
+            self._preempt_if_due(request)
+            return []
+        request.has_sampled, request.has_late_mask = True, False
         request.output.append(token)
         self.outlook.lengths.observe_token(len(request.output))
         request.num_computed = request.num_known - 1

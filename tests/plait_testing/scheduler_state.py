@@ -16,6 +16,7 @@ class Phase(Enum):
     DECODING = "decoding"
     FULLY_PLANNED = "fully planned"
     HELD = "held"
+    AWAITING_MASK = "awaiting mask"
     FINISHED = "finished"
 
 
@@ -31,6 +32,7 @@ class Ask:
     weight: int = 1
     salt: int = 0
     num_choices: int = 1
+    is_masked: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,10 @@ class Request:  # budget: the model keeps a request's whole state flat, to be re
     last_step: int = 0
     num_rows_in_flight: int = 0
     num_samples_in_flight: int = 0
+    has_sampled: bool = False
+    """A token was sampled in its slot."""
+    has_late_mask: bool = False
+    """The mask has come that a row lacked."""
 
     @property
     def known(self) -> tuple[int, ...]:
@@ -148,6 +154,8 @@ class Row:
     length: int
     samples: bool
     is_prefill: bool
+    is_void: bool = False
+    """It follows a token that was not sampled."""
 
 
 @dataclass

@@ -47,6 +47,7 @@ fn request(salt: u64) -> Request {
         stop_ids: [].into(),
         num_choices: NonZeroU32::MIN,
         prompt_logprobs: false,
+        is_masked: false,
         num_slot_words: 0,
         priority: 0,
         salt,

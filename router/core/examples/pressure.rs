@@ -90,6 +90,7 @@ impl World {
             stop_ids: [].into(),
             num_choices: NonZeroU32::MIN,
             prompt_logprobs: false,
+            is_masked: false,
             num_slot_words: 0,
             priority,
             tenant: TenantId(tenant),

@@ -35,8 +35,10 @@ struct Case {
 enum Call {
     Submit(Ask),
     Plan,
-    /// The result of the oldest step in flight.
-    Complete,
+    /// The result of the oldest step in flight; the masks of these sampling rows were late.
+    Complete(Vec<usize>),
+    /// A late mask has come.
+    Mask(u64),
     Abort(u64),
     Stop(u64),
 }
@@ -51,6 +53,7 @@ struct Ask {
     weight: NonZeroU32,
     salt: u64,
     num_choices: NonZeroU32,
+    is_masked: bool,
 }
 
 impl Ask {
@@ -61,6 +64,7 @@ impl Ask {
             stop_ids: self.stop_ids.clone().into(),
             num_choices: self.num_choices,
             prompt_logprobs: false,
+            is_masked: self.is_masked,
             num_slot_words: 0,
             priority: self.priority,
             tenant: TenantId(self.tenant),
@@ -120,26 +124,37 @@ impl Replay {
                 }
                 None => Value::Null,
             },
-            Call::Complete => self.complete(),
+            Call::Complete(left_out) => self.complete(left_out),
+            Call::Mask(request) => self.take_mask(RequestId(*request)),
             Call::Abort(request) => self.advance(Event::Abort(RequestId(*request))),
             Call::Stop(request) => self.advance(Event::Stop(RequestId(*request))),
         }
     }
 
-    fn complete(&mut self) -> Value {
+    fn complete(&mut self, left_out: &[usize]) -> Value {
         let Some(plan) = self.in_flight.pop_front() else {
             return json!("no step is in flight");
         };
         let num_last_chunks = plan.prefill.iter().filter(|row| row.is_last_chunk).count();
         let num_samples = num_last_chunks + plan.decode.len();
+        let num_accepted: Vec<u32> = (0..num_samples)
+            .map(|row| u32::from(!left_out.contains(&row)))
+            .collect();
         let tokens: Vec<TokenId> = (0..num_samples)
+            .filter(|row| !left_out.contains(row))
             .map(|row| sampled(plan.step.0, row))
             .collect();
         self.advance(Event::Result(StepResult {
             step: plan.step,
-            num_accepted: &vec![1; num_samples],
+            num_accepted: &num_accepted,
             token_ids: &tokens,
         }))
+    }
+
+    fn take_mask(&mut self, request: RequestId) -> Value {
+        let told = self.advance(Event::MaskReady(request));
+        assert_eq!(told, json!([]), "a mask ends nothing");
+        Value::Null
     }
 
     fn advance(&mut self, event: Event<'_>) -> Value {

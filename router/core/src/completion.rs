@@ -36,15 +36,15 @@ impl Scheduler {
         }
         let mut rest = result.token_ids;
         let samples = completed.samples.into_iter().zip(result.num_accepted);
-        for (sampled_row, ((slot, num_sampled), num_accepted)) in (0..).zip(samples) {
+        for (sampled_row, (row, num_accepted)) in (0..).zip(samples) {
             let (accepted, others) = rest.split_at(*num_accepted as usize);
             rest = others;
             let sample = Sample {
                 accepted,
-                num_sampled,
+                num_sampled: row.num_sampled,
                 sampled_row,
             };
-            self.complete_sample(slot, sample, outputs);
+            self.complete_sample(row.slot, sample, outputs);
         }
         for parked in completed.parked {
             self.cache.unpark(parked.pages);
@@ -68,6 +68,10 @@ impl Scheduler {
         let Some(running) = self.running.get_mut(slot) else {
             return;
         };
+        if sample.accepted.is_empty() {
+            running.leave_out(sample.num_sampled);
+            return self.await_mask(slot);
+        }
         let num_before = running.job.num_output();
         let (tokens, end) =
             running.complete_sample(sample.accepted, sample.num_sampled, sample.sampled_row);
@@ -84,6 +88,26 @@ impl Scheduler {
             self.reject_draft_tokens(slot);
         }
         self.preempt_if_due(slot);
+    }
+
+    /// A row's mask was late, or that of the row before it. The request gets its next row when the mask is there
+    /// and nothing of it is in flight.
+    fn await_mask(&mut self, slot: SlotId) {
+        self.in_flight.void_rows(slot);
+        self.running.await_mask(slot);
+        self.running.resume_with_mask(slot);
+        self.preempt_if_due(slot);
+    }
+
+    /// The mask is there that a row lacked.
+    pub(crate) fn note_mask(&mut self, request: RequestId) {
+        match self.locations.get(&request) {
+            Some(Location::Slot(slot)) => {
+                self.running.at_mut(*slot).job.has_late_mask = true;
+                self.running.resume_with_mask(*slot);
+            }
+            Some(Location::Queue(_)) | None => {}
+        }
     }
 
     /// Makes rejected draft tokens due again and frees their pages.

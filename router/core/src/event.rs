@@ -1,5 +1,7 @@
 //! What the scheduler is told, and what it answers.
 
+use std::ops::RangeInclusive;
+
 use smallvec::SmallVec;
 
 use crate::ids::{Micros, RequestId, StepId, TokenId};
@@ -17,6 +19,9 @@ pub enum Event<'a> {
         /// From the start of the first row to the last token, on the worker's clock.
         elapsed: Micros,
     },
+    /// The mask is there that a row of this request lacked. It may come before the result in which that row
+    /// accepts no token, but not before those of earlier steps.
+    MaskReady(RequestId),
     /// The client is gone. Only [`Output::Finished`] is still emitted.
     Abort(RequestId),
     /// A stop string was found in the request's text.
@@ -28,7 +33,8 @@ pub enum Event<'a> {
 pub struct StepResult<'a> {
     /// Which step.
     pub step: StepId,
-    /// Accepted tokens of each sampling row, in the plan's row order: last chunks, then decode rows.
+    /// Accepted tokens of each sampling row, in the plan's row order: last chunks, then decode rows. A row of a
+    /// masked request accepts none if its mask was late.
     pub num_accepted: &'a [u32],
     /// These tokens, row after row.
     pub token_ids: &'a [TokenId],
@@ -55,8 +61,9 @@ pub enum UnexpectedResult {
         /// Rows of the plan that sample.
         expected: usize,
     },
-    /// A row accepted no token, or more than it computed.
-    #[error("the result of step {} accepts {given} tokens in sampled row {row}; {planned} were planned", .step.0)]
+    /// A row accepted no token though it needs no mask, or more than it computed, or some after one whose mask
+    /// was late.
+    #[error("the result of step {} accepts {given} tokens in sampled row {row}; {} to {} were possible", .step.0, .possible.start(), .possible.end())]
     Accepted {
         /// Which step.
         step: StepId,
@@ -64,8 +71,8 @@ pub enum UnexpectedResult {
         row: usize,
         /// Tokens accepted.
         given: u32,
-        /// The most that the row could accept.
-        planned: u32,
+        /// What the row could accept.
+        possible: RangeInclusive<u32>,
     },
     /// The number of tokens is not the sum of the accepted counts.
     #[error("the result of step {} has {given} tokens, its rows accepted {expected}", .step.0)]

@@ -14,14 +14,39 @@ pub(crate) struct Parked {
     pub(crate) pages: PerKind<ParkedPages>,
 }
 
+/// A row in flight that samples.
+#[derive(Clone, Debug)]
+pub(crate) struct SampledRow {
+    pub(crate) slot: SlotId,
+    /// The most tokens that it samples.
+    pub(crate) num_sampled: u32,
+    /// How many it may accept.
+    possible: (u32, u32),
+}
+
+impl SampledRow {
+    pub(crate) fn new(slot: SlotId, num_sampled: u32) -> Self {
+        Self {
+            slot,
+            num_sampled,
+            possible: (1, num_sampled),
+        }
+    }
+
+    /// It accepts nothing if its mask is late.
+    pub(crate) fn allow_late_mask(&mut self) {
+        self.possible.0 = 0;
+    }
+}
+
 /// One step in flight.
 #[derive(Clone, Debug)]
 pub(crate) struct InFlightStep {
     pub(crate) step: StepId,
     /// Rows that sample nothing: the slot, and the position after the row's last.
     pub(crate) chunks: Vec<(SlotId, u32)>,
-    /// Rows that sample, in the plan's order: the slot, and the most tokens to accept.
-    pub(crate) samples: Vec<(SlotId, u32)>,
+    /// Rows that sample, in the plan's order.
+    pub(crate) samples: Vec<SampledRow>,
     /// Parked with this step, the last that uses them.
     pub(crate) parked: Vec<Parked>,
 }
@@ -53,6 +78,14 @@ impl InFlight {
             .expect("a request in flight has its last row in a step in flight")
             .parked
             .push(parked);
+    }
+
+    /// The mask of a slot's row was late: its rows in later steps, which follow a token that was not sampled,
+    /// accept nothing.
+    pub(crate) fn void_rows(&mut self, slot: SlotId) {
+        let rows = self.steps.iter_mut().flat_map(|step| &mut step.samples);
+        rows.filter(|row| row.slot == slot)
+            .for_each(|row| row.possible = (0, 0));
     }
 
     /// Checks a result against the oldest step, and removes the step.
@@ -88,13 +121,14 @@ fn check_fit(in_flight: &InFlightStep, result: &StepResult<'_>) -> Result<(), Un
         });
     }
     let rows = result.num_accepted.iter().zip(&in_flight.samples);
-    for (row, (given, (_, planned))) in rows.enumerate() {
-        if !(1..=*planned).contains(given) {
+    for (row, (given, sampled)) in rows.enumerate() {
+        let (least, most) = sampled.possible;
+        if !(least..=most).contains(given) {
             return Err(UnexpectedResult::Accepted {
                 step,
                 row,
                 given: *given,
-                planned: *planned,
+                possible: least..=most,
             });
         }
     }

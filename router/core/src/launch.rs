@@ -1,7 +1,9 @@
 //! From a `PlanBuilder` to a plan in flight.
 
-use crate::ids::{StepId, TokenId};
-use crate::in_flight::InFlightStep;
+use rustc_hash::FxHashSet;
+
+use crate::ids::{SlotId, StepId, TokenId};
+use crate::in_flight::{InFlightStep, SampledRow};
 use crate::plan::{DecodeRow, Plan, PrefillRow};
 use crate::plan_builder::PlanBuilder;
 use crate::scheduler::Scheduler;
@@ -12,11 +14,14 @@ impl Scheduler {
     pub(crate) fn launch(&mut self, builder: PlanBuilder) -> Plan {
         let prefill: Vec<PrefillRow> = in_order(builder.prefill);
         let decode: Vec<DecodeRow> = in_order(builder.decode);
-        self.in_flight
-            .push(in_flight_step(&prefill, &decode, builder.step));
-        self.last_step = builder.step;
+        let mut step = in_flight_step(&prefill, &decode, builder.step);
         let ends = prefill.iter().map(|row| (row.slot, row.start + row.length));
         self.in_flight.unpublished.extend(ends);
+        if !builder.masked.is_empty() {
+            self.expect_late_masks(&mut step, &builder.masked);
+        }
+        self.in_flight.push(step);
+        self.last_step = builder.step;
         self.note_missed_target(&builder.work);
         self.pacing.launch(builder.step, builder.work);
         self.outlook.decay();
@@ -31,6 +36,17 @@ impl Scheduler {
             prefill,
             decode,
         }
+    }
+
+    /// Rows of masked requests may accept nothing. Then a last chunk's last token is computed again, so the page
+    /// that it fills is not published before.
+    fn expect_late_masks(&mut self, step: &mut InFlightStep, masked: &FxHashSet<SlotId>) {
+        let rows = step.samples.iter_mut();
+        rows.filter(|row| masked.contains(&row.slot))
+            .for_each(SampledRow::allow_late_mask);
+        let ends = self.in_flight.unpublished.iter_mut();
+        ends.filter(|(slot, _)| masked.contains(slot))
+            .for_each(|(_, end)| *end -= 1);
     }
 
     fn tokens_of(&self, rows: &[PrefillRow]) -> Vec<TokenId> {
@@ -54,7 +70,9 @@ fn in_order<Row>(mut rows: Vec<(Order, Row)>) -> Vec<Row> {
 
 fn in_flight_step(prefill: &[PrefillRow], decode: &[DecodeRow], step: StepId) -> InFlightStep {
     let (last, middle): (Vec<_>, Vec<_>) = prefill.iter().partition(|row| row.is_last_chunk);
-    let decoders = decode.iter().map(|row| (row.slot, row.length));
+    let decoders = decode
+        .iter()
+        .map(|row| SampledRow::new(row.slot, row.length));
     InFlightStep {
         step,
         chunks: middle
@@ -63,7 +81,7 @@ fn in_flight_step(prefill: &[PrefillRow], decode: &[DecodeRow], step: StepId) ->
             .collect(),
         samples: last
             .into_iter()
-            .map(|row| (row.slot, 1))
+            .map(|row| SampledRow::new(row.slot, 1))
             .chain(decoders)
             .collect(),
         parked: Vec::new(),

@@ -38,6 +38,8 @@ pub(crate) struct PlanBuilder {
     pub(crate) other_pages: Vec<OtherPage>,
     pub(crate) prefill: Vec<(Order, PrefillRow)>,
     pub(crate) decode: Vec<(Order, DecodeRow)>,
+    /// Slots whose rows sample under a mask.
+    pub(crate) masked: FxHashSet<SlotId>,
     /// Hashes of the blocks in which the prefill rows begin.
     pub(crate) computing: FxHashSet<PageHash>,
     /// Made when the first head is checked against it.
@@ -63,6 +65,7 @@ impl PlanBuilder {
             other_pages: Vec::new(),
             prefill: Vec::new(),
             decode: Vec::new(),
+            masked: FxHashSet::default(),
             computing: FxHashSet::default(),
             forecast: None,
             last_with_row: None,

@@ -229,6 +229,23 @@ impl RunningSet {
         }
     }
 
+    /// Schedules no row of a request until its mask is there.
+    pub(crate) fn await_mask(&mut self, slot: SlotId) {
+        if self.at(slot).phase != Phase::Held {
+            self.shift(slot, Phase::AwaitingMask);
+        }
+    }
+
+    /// Lets a request go on whose mask is there, once its results are in.
+    pub(crate) fn resume_with_mask(&mut self, slot: SlotId) {
+        let running = self.at_mut(slot);
+        let is_awaited = running.phase == Phase::AwaitingMask && !running.is_in_flight();
+        if is_awaited && std::mem::take(&mut running.job.has_late_mask) {
+            let phase = running.phase_with_mask();
+            self.shift(slot, phase);
+        }
+    }
+
     /// Takes back pages that no row in flight can reach.
     pub(crate) fn trim(
         &mut self,
@@ -273,7 +290,7 @@ impl RunningSet {
                 self.prefills.insert(order, slot);
             }
             Phase::Decoding => self.decode_queue.push(slot),
-            Phase::FullyPlanned => {}
+            Phase::FullyPlanned | Phase::AwaitingMask => {}
             Phase::Held => {
                 let num = running.lease.num_pages();
                 self.num_held += 1;
@@ -292,7 +309,7 @@ impl RunningSet {
                 self.prefills.remove(&order);
             }
             Phase::Decoding => self.decode_queue.remove(slot),
-            Phase::FullyPlanned => {}
+            Phase::FullyPlanned | Phase::AwaitingMask => {}
             Phase::Held => {
                 let num = running.lease.num_pages();
                 self.num_held -= 1;

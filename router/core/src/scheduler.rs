@@ -124,6 +124,7 @@ impl Scheduler {
             Event::Measured { step, elapsed } => {
                 self.pacing.measure(step, elapsed);
             }
+            Event::MaskReady(request) => self.note_mask(request),
             Event::Abort(request) => self.end(request, FinishReason::Abort, outputs),
             Event::Stop(request) => self.end(request, FinishReason::Stop, outputs),
         }
@@ -336,6 +337,9 @@ impl Scheduler {
         let job = &mut self.running.at_mut(slot).job;
         let (order, end) = (job.order, start + length);
         let is_last_chunk = job.samples_at(end);
+        if is_last_chunk && job.is_masked() {
+            builder.masked.insert(slot);
+        }
         let lookahead = !is_last_chunk && job.wants_lookahead(end);
         let prompt_logprobs = job.claim_prompt_positions(start, end);
         let request = job.id();
@@ -371,6 +375,9 @@ impl Scheduler {
             return;
         }
         let job = &self.running.at(slot).job;
+        if job.is_masked() {
+            builder.masked.insert(slot);
+        }
         builder.push_decode(
             job.order,
             DecodeRow {

@@ -92,6 +92,8 @@ pub(crate) struct Job {
     pub(crate) num_found: u32,
     /// Requests that were admitted before it while it was the head, for lack of its pages.
     pub(crate) num_overtaken: u32,
+    /// The mask has come that a row lacked.
+    pub(crate) has_late_mask: bool,
 }
 
 impl Job {
@@ -112,6 +114,7 @@ impl Job {
             page_hashes: PerKind::new(),
             num_found: 0,
             num_overtaken: 0,
+            has_late_mask: false,
         }
     }
 
@@ -185,6 +188,11 @@ impl Job {
     /// Whether a token is due after a chunk that ends at position `end`.
     pub(crate) fn samples_at(&self, end: u32) -> bool {
         self.max_output_tokens > 0 && end == self.num_known()
+    }
+
+    /// Whether each of its tokens needs a mask.
+    pub(crate) fn is_masked(&self) -> bool {
+        self.request.is_masked
     }
 
     /// Words that travel with it when it enters a slot.
@@ -416,6 +424,8 @@ pub(crate) enum Phase {
     FullyPlanned,
     /// It gets no more rows, and is preempted when its results are in.
     Held,
+    /// A row's mask was late. It gets its next row when the mask is there and its results are in.
+    AwaitingMask,
 }
 
 /// A request that owns a lease and a slot.
@@ -436,6 +446,8 @@ pub(crate) struct Running {
     pub(crate) num_expected: u64,
     /// The last step in which it had a row.
     pub(crate) last_step: StepId,
+    /// A token was sampled in this slot, which the device keeps as the input of a decode row.
+    has_sampled: bool,
     num_rows_in_flight: u32,
     /// Output tokens that rows in flight can give at most.
     num_tokens_in_flight: u32,
@@ -453,6 +465,7 @@ impl Running {
             num_shared: admission.num_cached,
             num_expected: admission.num_expected,
             last_step: step,
+            has_sampled: false,
             num_rows_in_flight: 0,
             num_tokens_in_flight: 0,
         }
@@ -493,6 +506,23 @@ impl Running {
         self.job.max_output_tokens == 0 && end == self.job.num_known()
     }
 
+    /// A row that could accept `num_sampled` tokens is complete and accepted none. Its last token is computed again.
+    pub(crate) fn leave_out(&mut self, num_sampled: u32) {
+        self.num_rows_in_flight -= 1;
+        self.num_tokens_in_flight -= num_sampled;
+        self.num_planned -= num_sampled;
+        self.num_computed = self.job.num_known() - 1;
+    }
+
+    /// How a request goes on whose row accepted nothing.
+    pub(crate) fn phase_with_mask(&self) -> Phase {
+        if self.has_sampled {
+            Phase::Decoding
+        } else {
+            Phase::Prefilling
+        }
+    }
+
     /// A row that could accept `num_sampled` tokens is complete. Returns the output up to what ends the
     /// request, and the reason if it ends.
     #[inline]
@@ -505,6 +535,8 @@ impl Running {
         self.num_rows_in_flight -= 1;
         self.num_tokens_in_flight -= num_sampled;
         self.num_planned -= num_sampled - len_u32(accepted);
+        self.has_sampled = true;
+        self.job.has_late_mask = false;
         let first = self.job.num_output();
         let mut tokens = SmallVec::new();
         let end = accepted.iter().find_map(|token| {

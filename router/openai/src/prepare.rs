@@ -107,6 +107,7 @@ pub fn prepare(
                 stop_ids: stop_ids.clone(),
                 num_choices: NonZeroU32::MIN,
                 prompt_logprobs: prompt_logprobs.is_some(),
+                is_masked: false,
                 num_slot_words: adjustment.as_ref().map_or(0, |it| num_words(it)),
                 priority: numbers.priority,
                 tenant: TenantId(request.client.tenant),

@@ -304,6 +304,7 @@ fn request(arrival: &Arrival) -> Request {
         stop_ids: [].into(),
         num_choices: NonZeroU32::MIN,
         prompt_logprobs: false,
+        is_masked: false,
         num_slot_words: 0,
         priority: arrival.priority,
         tenant: TenantId(arrival.tenant.into()),

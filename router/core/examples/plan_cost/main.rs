@@ -80,6 +80,7 @@ fn request(prompt: Arc<[TokenId]>, max_tokens: u32, salt: u64) -> Request {
         stop_ids: [TokenId::MAX].into(),
         num_choices: NonZeroU32::MIN,
         prompt_logprobs: false,
+        is_masked: false,
         num_slot_words: 0,
         priority: 0,
         salt,

@@ -8,11 +8,15 @@ use rustc_hash::FxHashMap;
 
 use crate::fixtures::{settings, with};
 use crate::harness::{Harness, Spec};
+use crate::masks::Lateness;
 
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Submit,
     Plan,
+    /// The masks of its rows are late that are not there yet.
+    PlanWithLateMasks,
+    MaskReady(RequestId),
     Complete,
     Abort(RequestId),
 }
@@ -30,6 +34,8 @@ struct Case {
     priority: i32,
     /// Of the first request; its further choices take the places of the next requests.
     num_choices: u32,
+    /// Plans whose masks may be late. All requests but the first need masks if there are some.
+    num_late: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -58,7 +64,8 @@ impl Explorer {
     }
 
     fn visit(&mut self, harness: &Harness) {
-        let state = fingerprint(harness) + &self.num_aborted().to_string();
+        let counts = (self.num_aborted(), self.num_late(), &harness.masks);
+        let state = fingerprint(harness) + &format!("{counts:?}");
         match self.states.get(&state) {
             Some(Visit::Done) => return,
             Some(Visit::OnThePath) => panic!("livelock: {:?} by {:?}", self.case, self.path),
@@ -90,7 +97,12 @@ impl Explorer {
         let mut actions = Vec::new();
         if harness.num_in_flight() < self.case.depth {
             actions.push(Action::Plan);
+            if self.num_late() < self.case.num_late {
+                actions.push(Action::PlanWithLateMasks);
+            }
         }
+        let late = harness.awaiting_masks();
+        actions.extend(late.into_iter().map(Action::MaskReady));
         if harness.num_in_flight() > 0 {
             actions.push(Action::Complete);
         }
@@ -108,17 +120,31 @@ impl Explorer {
     }
 
     fn num_aborted(&self) -> usize {
-        self.path
-            .iter()
-            .filter(|action| matches!(action, Action::Abort(_)))
-            .count()
+        self.count(|action| matches!(action, Action::Abort(_)))
+    }
+
+    fn num_late(&self) -> usize {
+        self.count(|action| matches!(action, Action::PlanWithLateMasks))
+    }
+
+    fn count(&self, is_counted: impl Fn(&Action) -> bool) -> usize {
+        self.path.iter().filter(|it| is_counted(it)).count()
     }
 }
 
 /// False where the action changes nothing: no row can be planned now.
 fn act(harness: &mut Harness, action: Action, case: &Case) -> bool {
     match action {
-        Action::Plan => return harness.plan().is_some(),
+        Action::Plan => {
+            harness.masks.lateness = Lateness::Never;
+            return harness.plan().is_some();
+        }
+        Action::PlanWithLateMasks => {
+            let num_late = harness.masks.late.len();
+            harness.masks.lateness = Lateness::Always;
+            return harness.plan().is_some() && harness.masks.late.len() > num_late;
+        }
+        Action::MaskReady(request) => harness.mask_ready(request),
         Action::Complete => drop(harness.complete()),
         Action::Abort(request) => drop(harness.abort(request)),
         Action::Submit => {
@@ -130,6 +156,7 @@ fn act(harness: &mut Harness, action: Action, case: &Case) -> bool {
                 .submit(Spec {
                     priority,
                     num_choices: if is_first { case.num_choices } else { 1 },
+                    is_masked: case.num_late > 0 && !harness.clients.is_empty(),
                     ..Spec::new(num_prompt, max_tokens)
                 })
                 .unwrap();
@@ -259,6 +286,7 @@ fn explore(
                         num_aborts,
                         priority,
                         num_choices: 1,
+                        num_late: 0,
                     });
                 }
             }
@@ -284,6 +312,7 @@ fn explore_choices(
                     num_aborts,
                     priority: 0,
                     num_choices: if first == last { 3 } else { 2 },
+                    num_late: 0,
                 });
             }
         }
@@ -378,6 +407,27 @@ fn no_schedule_with_drafts_gets_stuck() {
     }
     let num_states = explore(drafting, &[(1, 7), (5, 3)], 0, 0);
     assert!(num_states > 3_000, "only {num_states} states");
+}
+
+/// Masks of two requests that come before or after any result, and not at all for one that is aborted.
+#[test]
+fn no_late_mask_gets_anybody_stuck() {
+    let mut num_states = 0;
+    for (settings, depth) in keeping_prefixes() {
+        for requests in [[(3, 4), (3, 4), (5, 3)], [(1, 6), (6, 2), (3, 3)]] {
+            let settings = settings.clone();
+            num_states += Explorer::explore(Case {
+                settings,
+                requests,
+                depth,
+                num_aborts: 0,
+                priority: 0,
+                num_choices: 1,
+                num_late: 2,
+            });
+        }
+    }
+    assert!(num_states > 20_000, "only {num_states} states");
 }
 
 /// Prompt length and output of what the long explorations draw from.

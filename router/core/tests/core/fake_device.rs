@@ -1,6 +1,10 @@
 //! A worker that applies plans as `proto/README.md` says and sees its KV through page tables only.
 
-use plait_core::{DecodeRow, NewSlot, PageId, Plan, PrefillRow, Settings, SlotId, TokenId};
+use std::collections::BTreeSet;
+
+use plait_core::{
+    DecodeRow, NewSlot, PageId, Plan, PrefillRow, RequestId, Settings, SlotId, TokenId,
+};
 
 use crate::oracle;
 
@@ -78,8 +82,8 @@ impl FakeDevice {
         }
     }
 
-    /// Runs one step.
-    pub fn step(&mut self, plan: &Plan) -> Computed {
+    /// Runs one step. Rows of the requests that are left out sample nothing.
+    pub fn step(&mut self, plan: &Plan, left_out: &BTreeSet<RequestId>) -> Computed {
         plan.freed_slots.iter().for_each(|slot| self.free(*slot));
         plan.new_slots.iter().for_each(|new| self.take(new));
         for trimmed in &plan.trimmed_slots {
@@ -95,14 +99,17 @@ impl FakeDevice {
         let (mut sampled, mut num_accepted) = (Vec::new(), Vec::new());
         for row in &plan.prefill {
             let (own, rest) = tokens.split_at((row.length + u32::from(row.lookahead)) as usize);
-            let token = self.prefill(row, &own[..row.length as usize]);
-            num_accepted.extend(token.map(|_| 1));
+            let is_left_out = left_out.contains(&row.request);
+            let token = self.prefill(row, &own[..row.length as usize], is_left_out);
+            if row.is_last_chunk {
+                num_accepted.push(u32::from(token.is_some()));
+            }
             sampled.extend(token);
             tokens = rest;
         }
         assert!(tokens.is_empty(), "token ids of no row");
         for row in &plan.decode {
-            let accepted = self.decode(row);
+            let accepted = self.decode(row, left_out.contains(&row.request));
             num_accepted.push(u32::try_from(accepted.len()).unwrap());
             sampled.extend(accepted);
         }
@@ -174,7 +181,12 @@ impl FakeDevice {
         });
     }
 
-    fn prefill(&mut self, row: &PrefillRow, tokens: &[TokenId]) -> Option<TokenId> {
+    fn prefill(
+        &mut self,
+        row: &PrefillRow,
+        tokens: &[TokenId],
+        is_left_out: bool,
+    ) -> Option<TokenId> {
         let length = self.slot(row.slot).length;
         let is_page_start = self
             .pools
@@ -187,16 +199,19 @@ impl FakeDevice {
         for (position, token) in (row.start..).zip(tokens) {
             self.write(row.slot, position, *token);
         }
-        self.slot_mut(row.slot).length = row.start + row.length;
-        row.is_last_chunk
-            .then(|| self.sample(row.slot, row.start + row.length))
+        // The last token of a row that is left out is computed again.
+        self.slot_mut(row.slot).length = row.start + row.length - u32::from(is_left_out);
+        (row.is_last_chunk && !is_left_out).then(|| self.sample(row.slot, row.start + row.length))
     }
 
     /// Drafts are right by luck; what is written for the others is garbage.
-    fn decode(&mut self, row: &DecodeRow) -> Vec<TokenId> {
+    fn decode(&mut self, row: &DecodeRow, is_left_out: bool) -> Vec<TokenId> {
         let (slot, length) = (row.slot, self.slot(row.slot).length);
         assert!(length <= row.start, "start is an upper bound");
         let mut accepted = Vec::new();
+        if is_left_out {
+            return accepted;
+        }
         for position in length..length + row.length {
             let token = self.slot(slot).last_token;
             self.write(slot, position, token.expect("it follows a sampled token"));
@@ -213,6 +228,14 @@ impl FakeDevice {
             }
         }
         accepted
+    }
+
+    /// Whether no other slot has the page of a position.
+    fn is_held_by_one(&self, kind: usize, slot: SlotId, position: u32) -> bool {
+        let page_of = |table: &[PageId]| table[(position / self.pools[kind].page_size) as usize];
+        let page = page_of(self.table(kind, slot));
+        let holders = self.slots.iter().flatten();
+        holders.filter(|it| it.tables[kind].contains(&page)).count() == 1
     }
 
     /// Everything up to the last position that a row can write.
@@ -241,8 +264,12 @@ impl FakeDevice {
         let kv = oracle::key_value(self.visible(slot, position), token);
         for kind in 0..self.pools.len() {
             let cell = self.cell(kind, slot, position);
-            let pool = &mut self.pools[kind];
-            pool.cells[cell] = Some(kv.wrapping_add(kind as u64));
+            let is_written = self.pools[kind].cells[cell].is_some();
+            assert!(
+                !is_written || self.is_held_by_one(kind, slot, position),
+                "a row writes again what others read"
+            );
+            self.pools[kind].cells[cell] = Some(kv.wrapping_add(kind as u64));
         }
     }
 

@@ -76,7 +76,8 @@ impl Group {
     fn run_to_the_end(&mut self) {
         for _ in 0..100_000 {
             self.complete_all();
-            if self.step().mode == Mode::Idle {
+            let has_mask = self.harnesses.iter_mut().any(Harness::any_mask_ready);
+            if self.step().mode == Mode::Idle && !has_mask {
                 return self.harnesses.iter().for_each(Harness::check_the_end);
             }
         }

@@ -9,6 +9,7 @@ use plait_core::{
 };
 
 use crate::fake_device::{Computed, FakeDevice, Page, appended};
+use crate::masks::Masks;
 use crate::oracle;
 
 /// What a client asks for.
@@ -21,6 +22,7 @@ pub struct Spec {
     pub num_choices: u32,
     pub prompt_logprobs: bool,
     pub salt: u64,
+    pub is_masked: bool,
     pub num_slot_words: u32,
     pub tenant: u64,
     pub weight: u32,
@@ -37,6 +39,7 @@ impl Spec {
             num_choices: 1,
             prompt_logprobs: false,
             salt: 0,
+            is_masked: false,
             num_slot_words: 0,
             tenant: 0,
             weight: 1,
@@ -59,6 +62,7 @@ impl Spec {
             stop_ids: self.stop_ids.clone().into(),
             num_choices: NonZeroU32::new(self.num_choices).unwrap(),
             prompt_logprobs: self.prompt_logprobs,
+            is_masked: self.is_masked,
             num_slot_words: self.num_slot_words,
             priority: self.priority,
             salt: self.salt,
@@ -104,6 +108,7 @@ pub struct Harness {
     pub num_plans: u64,
     /// The device says how long steps took.
     pub measures: bool,
+    pub masks: Masks,
 }
 
 impl Harness {
@@ -117,6 +122,7 @@ impl Harness {
             now: 0,
             num_plans: 0,
             measures: true,
+            masks: Masks::default(),
             settings,
         }
     }
@@ -197,7 +203,8 @@ impl Harness {
     /// Runs a step on the device.
     pub fn send(&mut self, plan: &Plan) {
         self.check_deltas(plan);
-        let computed = self.device.step(plan);
+        let left_out = self.left_out(plan);
+        let computed = self.device.step(plan, &left_out);
         self.check_prompt_positions(plan);
         let last_chunks = plan
             .prefill
@@ -255,6 +262,39 @@ impl Harness {
         outputs
     }
 
+    /// The rows that accept nothing: their masks are late, or they follow a token that was not sampled.
+    fn left_out(&mut self, plan: &Plan) -> BTreeSet<RequestId> {
+        let oldest = self.in_flight.front().map(|it| it.step);
+        let last_chunks = plan.prefill.iter().filter(|row| row.is_last_chunk);
+        let sampling = last_chunks
+            .map(|row| row.request)
+            .chain(plan.decode.iter().map(|row| row.request));
+        let masked = sampling.filter(|request| self.clients[request].spec.is_masked);
+        masked
+            .filter(|request| self.masks.leaves_out(*request, plan.step, oldest))
+            .collect()
+    }
+
+    /// The mask that a request waits for has come.
+    pub fn mask_ready(&mut self, request: RequestId) {
+        assert!(self.masks.late.remove(&request), "it has its mask");
+        self.masks.come.insert(request);
+        assert_eq!(self.advance(Event::MaskReady(request)), []);
+    }
+
+    /// Requests whose mask may come.
+    pub fn awaiting_masks(&self) -> Vec<RequestId> {
+        self.masks.awaited(self.in_flight.front().map(|it| it.step))
+    }
+
+    /// One of the late masks comes, any by turns; false if none can.
+    pub fn any_mask_ready(&mut self) -> bool {
+        let late = self.awaiting_masks();
+        let which = oracle::mix(self.num_plans, 3) % late.len().max(1) as u64;
+        let late = late.get(which as usize).copied();
+        late.map(|request| self.mask_ready(request)).is_some()
+    }
+
     pub fn abort(&mut self, request: RequestId) -> Vec<Output> {
         self.end(Event::Abort(request), request, FinishReason::Abort)
     }
@@ -278,8 +318,12 @@ impl Harness {
             if self.scheduler.is_idle() {
                 break;
             }
-            assert!(self.num_in_flight() > 0, "stuck: {:#?}", self.scheduler);
-            self.complete();
+            let has_more = self.any_mask_ready();
+            if self.num_in_flight() > 0 {
+                self.complete();
+            } else {
+                assert!(has_more, "stuck: {:#?}", self.scheduler);
+            }
         }
         self.check_the_end();
     }
@@ -313,6 +357,7 @@ impl Harness {
         assert_eq!(client.ended, None, "{request:?} goes on after its end");
         match output {
             Output::Tokens { first, tokens, .. } => {
+                assert!(!tokens.is_empty(), "a row without tokens tells nothing");
                 assert_eq!(
                     *first as usize,
                     client.emitted.len(),

@@ -14,6 +14,8 @@ mod group;
 mod harness;
 mod itl_target;
 mod kv_events;
+mod late_masks;
+mod masks;
 mod oracle;
 mod overload;
 mod pacing;

@@ -462,6 +462,7 @@ fn the_wait_is_reported_at_the_first_admission() {
         stop_ids: [].into(),
         num_choices: NonZeroU32::MIN,
         prompt_logprobs: false,
+        is_masked: false,
         num_slot_words: 0,
         priority: 0,
         salt: 0,

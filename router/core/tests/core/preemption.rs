@@ -302,7 +302,7 @@ fn a_result_that_fits_no_step_is_an_error_and_changes_nothing() {
             step,
             row: 0,
             given: 2,
-            planned: 1
+            possible: 1..=1
         }
     );
     assert_eq!(

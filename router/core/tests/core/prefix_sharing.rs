@@ -48,6 +48,7 @@ fn submit(scheduler: &mut Scheduler, prompt: Vec<TokenId>, priority: i32) -> Req
         stop_ids: [].into(),
         num_choices: NonZeroU32::MIN,
         prompt_logprobs: false,
+        is_masked: false,
         num_slot_words: 0,
         priority,
         salt: 0,

@@ -17,6 +17,7 @@ pub enum Action {
     Submit(Spec),
     Plan,
     Complete,
+    MaskReady,
     Abort(usize),
     Stop(usize),
 }
@@ -70,11 +71,12 @@ prop_compose! {
         priority in -1..2i32,
         prompt_logprobs in prop::bool::weighted(0.3),
         salt in prop_oneof![9 => Just(0), 1 => Just(1u64)],
+        is_masked in prop::bool::weighted(0.25),
         num_slot_words in prop_oneof![6 => Just(0), 1 => Just(9u32), 1 => Just(1 << 21)],
         (tenant, weight) in (0..3u64, 1..4u32),
         num_choices in prop_oneof![7 => Just(1), 2 => 2..5u32],
     ) -> Spec {
-        Spec { prompt, max_tokens, stop_ids, priority, num_choices, prompt_logprobs, salt, num_slot_words, tenant, weight }
+        Spec { prompt, max_tokens, stop_ids, priority, num_choices, prompt_logprobs, salt, is_masked, num_slot_words, tenant, weight }
     }
 }
 
@@ -83,6 +85,7 @@ fn any_action() -> impl Strategy<Value = Action> {
         8 => any_spec().prop_map(Action::Submit),
         24 => Just(Action::Plan),
         14 => Just(Action::Complete),
+        4 => Just(Action::MaskReady),
         1 => any::<usize>().prop_map(Action::Abort),
         1 => any::<usize>().prop_map(Action::Stop),
     ]
@@ -96,6 +99,7 @@ fn run(harness: &mut Harness, actions: &[Action], depth: usize) -> Vec<Plan> {
             Action::Submit(spec) => drop(harness.submit(spec.clone())),
             Action::Plan if harness.num_in_flight() < depth => plans.extend(harness.plan()),
             Action::Complete if harness.num_in_flight() > 0 => drop(harness.complete()),
+            Action::MaskReady => drop(harness.any_mask_ready()),
             Action::Abort(index) => {
                 drop(pick(harness, *index).map(|request| harness.abort(request)));
             }
