@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -45,13 +46,15 @@ Start = Callable[..., list[Server]]
 def start(tmp_path: Path, check_models: Path) -> Iterator[Start]:
     """`start(num_engines, *flags)` starts engines of recall-mla that share experts, with keys over TCP or over ipc."""
     started: list[Server] = []
+    ports = ExitStack()
 
     def begin(num_engines: int, *flags: str, has_keys: bool = False) -> list[Server]:
-        meet = over_tcp(tmp_path, num_engines) if has_keys else None
+        meet = ports.enter_context(over_tcp(tmp_path, num_engines)) if has_keys else None
         started.extend(start_engines(tmp_path, check_models / "recall-mla", num_engines, *FLAGS, *flags, meet=meet))
         return started
 
-    yield begin
+    with ports:
+        yield begin
     for one in started:
         one.kill()
 

@@ -16,6 +16,7 @@ import pytest
 import zmq
 from plait.cli import run
 from plait_testing import recall
+from plait_testing.held_port import held_port
 from plait_testing.metrics import read_metrics
 from plait_testing.running_server import Server, spawn_server, wait_until_ready
 from plait_testing.slow_steps import SlowSteps
@@ -193,10 +194,9 @@ def key_files(tmp_path: Path) -> Callable[[int, int], list[str]]:
 
 
 @pytest.fixture
-def tcp_endpoint() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+def tcp_endpoint() -> Iterator[str]:
+    with held_port() as port:
+        yield f"tcp://127.0.0.1:{port}"
 
 
 def test_engines_with_keys_meet_over_tcp_and_answer_as_alone(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
 
+from plait_testing.held_port import held_port
 from plait_testing.running_server import Server, spawn_server, wait_until_ready
 
 
@@ -36,7 +37,8 @@ def over_ipc(folder: Path) -> GroupFlags:
     return GroupFlags(f"ipc://{meeting}/votes")
 
 
-def over_tcp(folder: Path, num_engines: int) -> GroupFlags:
+@contextmanager
+def over_tcp(folder: Path, num_engines: int) -> Iterator[GroupFlags]:
     """On loopback, with CURVE."""
     pairs = [zmq.curve_keypair() for _ in range(num_engines)]
     public = folder / "public.keys"
@@ -47,9 +49,8 @@ def over_tcp(folder: Path, num_engines: int) -> GroupFlags:
         secret.touch(mode=0o600)
         secret.write_text(pair[1].decode() + "\n")
         files.append((secret, public))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return GroupFlags(f"tcp://127.0.0.1:{probe.getsockname()[1]}", files)
+    with held_port() as port:
+        yield GroupFlags(f"tcp://127.0.0.1:{port}", files)
 
 
 def spawn_engines(

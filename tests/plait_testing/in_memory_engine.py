@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
+from collections.abc import Callable
 
 import msgspec
 
@@ -35,25 +37,38 @@ class InMemoryEngine:
         """The phase of each, if there are several."""
         self.num_takes = 0
         self._outbox = b""
+        self._changed = threading.Condition()
+
+    def wait_for(self, is_there: Callable[[], bool]) -> None:
+        """Wait until something was submitted or aborted; raises `TimeoutError`."""
+        with self._changed:
+            if not self._changed.wait_for(is_there, timeout=60):
+                raise TimeoutError
 
     def close(self) -> None:
         os.close(self.event_fd)
 
     def send(self, *records: bytes) -> None:
-        self._outbox += b"".join(records)
+        with self._changed:
+            self._outbox += b"".join(records)
         os.eventfd_write(self.event_fd, 1)
 
     def submit(self, stream: int, tenant: int, request: bytes) -> None:
-        self.submitted[stream] = msgspec.json.decode(request)
-        self.tenants[stream] = tenant
+        with self._changed:
+            self.submitted[stream] = msgspec.json.decode(request)
+            self.tenants[stream] = tenant
+            self._changed.notify_all()
 
     def abort(self, stream: int) -> None:
-        self.aborted.append(stream)
+        with self._changed:
+            self.aborted.append(stream)
+            self._changed.notify_all()
 
     def take(self) -> bytes:
         os.eventfd_read(self.event_fd)
         self.num_takes += 1
-        taken, self._outbox = self._outbox, b""
+        with self._changed:
+            taken, self._outbox = self._outbox, b""
         return taken
 
     def status(self) -> bytes:

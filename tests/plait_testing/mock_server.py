@@ -4,6 +4,7 @@
 
 One thread sends every chunk at its moment, absolute since the request came, so that delays do not add up. It writes
 down when it really sent each (CLOCK_MONOTONIC, which its clients share): `GET /truth` brings that, and forgets it.
+`GET /gather/N` lets the next answers wait until N requests are there.
 """
 
 from __future__ import annotations
@@ -181,6 +182,8 @@ class MockServer:
         self._clients: dict[int, Client] = {}
         self._due: list[tuple[float, int, Stream]] = []
         self._waiting: deque[Stream] = deque()
+        self._gathered: list[Stream] = []
+        self._num_to_gather = 0
         self._num_running = 0
         self._numbers = itertools.count(1)
         self._ties = itertools.count()
@@ -254,6 +257,9 @@ class MockServer:
         elif path == b"/truth":
             client.send(answer(200, msgspec.json.encode(self._told)))
             self._told.clear()
+        elif path.startswith(b"/gather/"):
+            self._num_to_gather = int(path.removeprefix(b"/gather/"))
+            client.send(answer(200, b"{}"))
         elif path in (b"/v1/completions", b"/v1/chat/completions"):
             self._answer(client, msgspec.json.decode(body, type=Body), body)
         else:
@@ -268,10 +274,25 @@ class MockServer:
         if stream.told.fails and self._timing.failure in RETRY:
             status, message = RETRY[self._timing.failure]
             client.send(answer(status, msgspec.json.encode({"error": {"message": message}})))
-        elif self._timing.slots and self._num_running >= self._timing.slots:
+        elif self._num_to_gather:
+            self._gather(stream)
+        else:
+            self._admit(stream, stream.told.came)
+
+    def _gather(self, stream: Stream) -> None:
+        self._gathered.append(stream)
+        if len(self._gathered) < self._num_to_gather:
+            return
+        gathered, self._gathered, self._num_to_gather = self._gathered, [], 0
+        now = monotonic()
+        for each in gathered:
+            self._admit(each, now)
+
+    def _admit(self, stream: Stream, begun: float) -> None:
+        if self._timing.slots and self._num_running >= self._timing.slots:
             self._waiting.append(stream)
         else:
-            self._run(stream, stream.told.came)
+            self._run(stream, begun)
 
     def _refusal(self, raw: bytes) -> str | None:
         """Servers that cannot report something reject the request for it, or ignore it, as `nothing` does."""

@@ -28,6 +28,10 @@ class Mock:
         """What it sent since the last time it was asked."""
         return msgspec.json.decode(httpx.get(f"{self.url}/truth", timeout=60).content, type=list[Told])
 
+    def gather(self, num: int) -> None:
+        """Let the next answers wait until so many requests are there."""
+        httpx.get(f"{self.url}/gather/{num}", timeout=60).raise_for_status()
+
 
 @contextmanager
 def running_mock(timing: Timing) -> Iterator[Mock]:

@@ -123,12 +123,12 @@ def one_replica(folder: Path) -> Iterator[Server]:
 @contextmanager
 def group(folder: Path, num_engines: int, dp: int, has_keys: bool) -> Iterator[list[Server]]:
     flags = (*FLAGS, "--dp-attention", "--dp", str(dp))
-    if num_engines == 1:
-        servers = [start_server(folder / "engine-0.log", MODEL, *flags)]
-    else:
-        meet = over_tcp(folder, num_engines) if has_keys else None
-        servers = spawn_engines(folder, MODEL, num_engines, *flags, meet=meet)
     with ExitStack() as stack:
+        if num_engines == 1:
+            servers = [start_server(folder / "engine-0.log", MODEL, *flags)]
+        else:
+            meet = stack.enter_context(over_tcp(folder, num_engines)) if has_keys else None
+            servers = spawn_engines(folder, MODEL, num_engines, *flags, meet=meet)
         for each in servers:
             stack.callback(each.kill)
         for each in servers if num_engines > 1 else ():
