@@ -62,13 +62,14 @@ test: .venv/.tested
 	$(CARGO) test --locked --quiet
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
-# Built once into build/cluster: some 10 minutes on two cores.
+# Built once into build/cluster: some 12 minutes on two cores.
 CLUSTER_TOOLS ?= build/cluster
 
 test-cluster: .venv/.tested
 	sh tests/deploy/cluster/build_tools.sh $(CLUSTER_TOOLS)
 	PATH="$(abspath $(CLUSTER_TOOLS)):$$PATH" PLAIT_CLUSTER_TOOLS=$(abspath $(CLUSTER_TOOLS)) \
-	    $(BIN)/python -m pytest -m "slow or not slow" --timeout 900 tests/deploy/cluster tests/deploy/test_chart.py $(ARGS)
+	    $(BIN)/python -m pytest -m "slow or not slow" --suite cluster --full --record --timeout 900 $(ARGS)
+	@echo "plait: figures are in tests/bench/results/acceptance-cluster.json"
 
 # One suite may take longer than any test may: each server's load is bounded by its client instead.
 acceptance: .venv/.tested

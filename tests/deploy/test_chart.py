@@ -98,7 +98,7 @@ def test_a_golden_file_is_of_this_chart(name: str) -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_pod_runs_a_command_line_that_plait_reads(name: str) -> None:
     one = container(name)
-    args = [word.replace("$(LWS_LEADER_ADDRESS)", "plait-0.plait.default") for word in one["args"]]
+    args = [word.replace("$(LWS_LEADER_ADDRESS)", "plait-group-0.plait-group.default") for word in one["args"]]
     model, settings = read_command(args)
     assert model
     mounts = [mount["mountPath"] for mount in one["volumeMounts"]]
@@ -183,6 +183,12 @@ def test_whatever_selects_pods_selects_these(name: str) -> None:
         if kind in kinds:
             selectors.append(kinds[kind]["spec"]["selector"]["matchLabels"])
     assert all(selector and selector.items() <= labels for selector in selectors)
+
+
+@pytest.mark.parametrize("name", ["multi-node.yaml", "cpu-group.yaml"])
+def test_the_name_of_a_set_is_left_to_the_headless_service_that_its_controller_makes(name: str) -> None:
+    kinds = manifests(name)
+    assert kinds["LeaderWorkerSet"]["metadata"]["name"] != kinds["Service"]["metadata"]["name"]
 
 
 def test_a_group_is_evicted_as_a_whole() -> None:

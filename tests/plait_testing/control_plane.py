@@ -34,7 +34,7 @@ class ControlPlane:
         etcd, peer, port = free_ports(3)
         self.url = f"https://127.0.0.1:{port}"
         self._write_files()
-        self._spawn(
+        self.spawn(
             "etcd",
             [
                 "etcd",
@@ -45,10 +45,10 @@ class ControlPlane:
                 "--unsafe-no-fsync",
             ],
         )
-        self._spawn("apiserver", [*self._kube("apiserver"), *self._api_flags(etcd, port)])
+        self.spawn("apiserver", [*self._kube("apiserver"), *self._api_flags(etcd, port)])
         wait_for(lambda: self.try_kubectl("get", "--raw", "/readyz").returncode == 0, "the API server", self.log)
-        self._spawn("controller-manager", [*self._kube("controller-manager"), *self._manager_flags()])
-        self._spawn("scheduler", [*self._kube("scheduler"), f"--kubeconfig={self.kubeconfig}", "--leader-elect=false"])
+        self.spawn("controller-manager", [*self._kube("controller-manager"), *self._manager_flags()])
+        self.spawn("scheduler", [*self._kube("scheduler"), f"--kubeconfig={self.kubeconfig}", "--leader-elect=false"])
         wait_for(
             lambda: self.try_kubectl("get", "serviceaccount", "default").returncode == 0, "the namespace", self.log
         )
@@ -132,7 +132,8 @@ class ControlPlane:
         }
         self.kubeconfig.write_text(json.dumps(config))
 
-    def _spawn(self, name: str, words: list[str]) -> None:
+    def spawn(self, name: str, words: list[str]) -> None:
+        """A process that ends with the others; its output is in a log of its name."""
         log: IO[bytes]
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes.append(subprocess.Popen(words, stdout=log, stderr=log))
@@ -143,8 +144,9 @@ def missing_tool(tools: Path) -> str | None:
     for name in ("etcd", "kubectl", "openssl"):
         if shutil.which(name) is None:
             return f"no {name} (Debian's package {'etcd-server' if name == 'etcd' else name})"
-    if not (tools / "kube").exists() or not (tools / "crds").exists():
-        return f"no kube in {tools}; run tests/deploy/cluster/build_tools.sh {tools}"
+    lacking = [name for name in ("kube", "crds", "lws", "lws-webhooks.yaml") if not (tools / name).exists()]
+    if lacking:
+        return f"no {lacking[0]} in {tools}; run tests/deploy/cluster/build_tools.sh {tools}"
     return None
 
 

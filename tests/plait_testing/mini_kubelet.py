@@ -25,7 +25,8 @@ from typing import Any
 
 import httpx
 
-from plait_testing.control_plane import TOKEN, ControlPlane
+from plait_testing.control_plane import ControlPlane
+from plait_testing.kube_api import Api
 from plait_testing.node_network import NodeNetwork
 
 _CLONE_NEWNET = 0x4000_0000
@@ -37,26 +38,6 @@ def enter_network(network: NodeNetwork, node: int) -> None:
     with open(f"/run/netns/{network.namespace(node)}") as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), "setns")
-
-
-class Api:
-    """The API server's JSON."""
-
-    def __init__(self, plane: ControlPlane) -> None:
-        self._client = httpx.Client(
-            base_url=plane.url, verify=False, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30
-        )
-
-    def get(self, path: str) -> Any:
-        return self._client.get(path).raise_for_status().json()
-
-    def patch_status(self, path: str, status: dict[str, object]) -> None:
-        """None there any more is none to patch."""
-        headers = {"Content-Type": "application/strategic-merge-patch+json"}
-        self._client.patch(f"{path}/status", json={"status": status}, headers=headers)
-
-    def delete_now(self, path: str) -> None:
-        self._client.request("DELETE", path, json={"gracePeriodSeconds": 0})
 
 
 @dataclass
@@ -125,17 +106,6 @@ class MiniKubelet:
             self._kill(pod, signal.SIGKILL)
         self._probes.shutdown()
 
-    def endpoints(self, service: str) -> list[str]:
-        """Ready addresses of a Service, as its EndpointSlices name them."""
-        path = f"/apis/discovery.k8s.io/v1/namespaces/{self._namespace}/endpointslices"
-        slices = self._api.get(f"{path}?labelSelector=kubernetes.io/service-name={service}")["items"]
-        return [
-            f"http://{endpoint['addresses'][0]}:{one['ports'][0]['port']}"
-            for one in slices
-            for endpoint in one.get("endpoints") or []
-            if endpoint["conditions"].get("ready")
-        ]
-
     def _run(self) -> None:
         while not self._stop.wait(_ROUND_SECONDS):
             try:
@@ -163,7 +133,7 @@ class MiniKubelet:
         if uid not in self.pods:
             used = {pod.node for pod in self.pods.values()}
             node = next(node for node in range(1, self._network.num_nodes) if node not in used)
-            folder = self._folder / manifest["metadata"]["name"]
+            folder = self._folder / f"{manifest['metadata']['name']}-{uid[:8]}"
             folder.mkdir()
             self.pods[uid] = pod = Pod(manifest, node, folder)
             self._start(pod)
@@ -175,7 +145,7 @@ class MiniKubelet:
     def _start(self, pod: Pod) -> None:
         pod.reset()
         pod.started_at = time.monotonic()
-        for one in pod.manifest["spec"].get("initContainers", []):
+        for one in pod.manifest["spec"].get("initContainers", []) if pod.restarts == 0 else []:
             words = self._translate(pod, one, one["command"])
             subprocess.run(words, env=os.environ | self._environment(one), check=True)
         words = self._translate(pod, pod.container, pod.container["args"])

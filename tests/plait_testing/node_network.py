@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from plait_testing.running_server import Server
 
 TESTS = Path(__file__).resolve().parent.parent
 _NUMBERS = itertools.count()
+_NAMES = Path("/etc/netns")
+"""`ip netns exec` mounts the files of a namespace's folder over those of /etc."""
 
 
 def ip(*words: str) -> None:
@@ -61,6 +64,7 @@ class NodeNetwork:
             one.kill()
         for name in [self._switch, *map(self.namespace, range(self.num_nodes))]:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+            shutil.rmtree(_NAMES / name, ignore_errors=True)
 
     def _add(self, node: int) -> None:
         name = self.namespace(node)
@@ -81,6 +85,14 @@ class NodeNetwork:
     def cut_off(self, node: int) -> None:
         """Drop all that the node sends or should get; nobody is told."""
         ip("-n", self._switch, "link", "set", f"port{node}", "down")
+
+    def write_hosts(self, lines: str) -> None:
+        """Into the `/etc/hosts` of all nodes, beside their own; commands see it that were started after the first."""
+        for node in range(self.num_nodes):
+            folder = _NAMES / self.namespace(node)
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / "hosts").open("w") as hosts:  # the file that is mounted, not another in its place
+                hosts.write("127.0.0.1 localhost\n" + lines)
 
     def command(self, node: int, *words: str) -> list[str]:
         """A command line that runs Python on the node."""

@@ -26,6 +26,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- div (mul .Values.parallel.tp .Values.parallel.dp) .Values.parallel.nodes -}}
 {{- end -}}
 
+{{/* LeaderWorkerSet makes a headless Service of its set's name, by which the pods find their head; ours is another. */}}
+{{- define "plait.setName" -}}
+{{ include "plait.fullname" . }}-group
+{{- end -}}
+
 {{- define "plait.isGroup" -}}
 {{- if gt (int .Values.parallel.nodes) 1 }}true{{ end -}}
 {{- end -}}

@@ -5,21 +5,19 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from plait_testing import budgets
 from plait_testing.control_plane import ControlPlane, missing_tool, wait_for
+from plait_testing.played_cluster import GOLDEN, TOOLS, golden
 
 pytestmark = pytest.mark.slow
-TOOLS = Path(os.environ.get("PLAIT_CLUSTER_TOOLS", budgets.ROOT / "build" / "cluster"))
-GOLDEN = budgets.ROOT / "tests" / "deploy" / "golden"
 EXAMPLES = sorted(path.name for path in GOLDEN.glob("*.yaml"))
+SERVERS = [name for name in EXAMPLES if any(one["kind"] == "Deployment" for one in golden(name))]
 ENFORCED = "pod-security.kubernetes.io/enforce"
 
 
@@ -64,11 +62,6 @@ def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[s
     plane.kubectl("delete", "namespace", name, "--wait=false")
 
 
-def golden(name: str) -> list[dict[str, Any]]:
-    documents = yaml.safe_load_all((GOLDEN / name).read_text())
-    return [document for document in documents if document is not None]
-
-
 def apply(plane: ControlPlane, name: str, namespace: str) -> list[dict[str, Any]]:
     documents = golden(name)
     plane.kubectl(
@@ -83,13 +76,15 @@ def apply(plane: ControlPlane, name: str, namespace: str) -> list[dict[str, Any]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.acceptance("cluster")
 def test_the_api_server_takes_every_manifest(plane: ControlPlane, name: str, namespace: str) -> None:
     for document in apply(plane, name, namespace):
         found = plane.get(document["kind"], document["metadata"]["name"], f"--namespace={namespace}")
         assert found["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "multi-node.yaml"])
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.acceptance("cluster")
 def test_pods_are_made_and_bound_to_nodes_with_enough_gpus(plane: ControlPlane, name: str, namespace: str) -> None:
     documents = apply(plane, name, namespace)
     for number in range(2):
@@ -129,6 +124,7 @@ def manifest(kind: str, name: str, spec: dict[str, Any]) -> str:
     return text
 
 
+@pytest.mark.acceptance("cluster")
 def test_the_disruption_controller_counts_what_the_budget_selects(plane: ControlPlane, namespace: str) -> None:
     apply(plane, "cpu.yaml", namespace)
     where = f"--namespace={namespace}"
@@ -140,6 +136,7 @@ def test_the_disruption_controller_counts_what_the_budget_selects(plane: Control
     assert plane.get("pdb", "plait", where)["status"]["desiredHealthy"] == 1
 
 
+@pytest.mark.acceptance("cluster")
 def test_a_misspelt_field_is_refused_by_name(plane: ControlPlane, namespace: str) -> None:
     text = (GOLDEN / "multi-node.yaml").read_text().replace("restartPolicy: Recreate", "restartPolicyy: Recreate")
     done = plane.try_kubectl(
@@ -149,6 +146,7 @@ def test_a_misspelt_field_is_refused_by_name(plane: ControlPlane, namespace: str
     assert "restartPolicyy" in done.stderr
 
 
+@pytest.mark.acceptance("cluster")
 def test_helm_installs_upgrades_and_rolls_back(plane: ControlPlane, namespace: str) -> None:
     chart, where = budgets.ROOT / "deploy" / "chart", ["--namespace", namespace, "--kubeconfig", str(plane.kubeconfig)]
 

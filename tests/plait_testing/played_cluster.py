@@ -1,0 +1,102 @@
+"""A control plane with one node, whose pods the mini-kubelet runs: what the tests of the chart's pods share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from plait_testing import budgets
+from plait_testing.control_plane import ControlPlane, missing_tool, wait_for
+from plait_testing.mini_kubelet import MiniKubelet
+from plait_testing.node_network import NodeNetwork, reason_without_namespaces
+from plait_testing.service_load import KEY
+from plait_testing.service_network import ServiceNetwork
+
+TOOLS = Path(os.environ.get("PLAIT_CLUSTER_TOOLS", budgets.ROOT / "build" / "cluster"))
+GOLDEN = budgets.ROOT / "tests" / "deploy" / "golden"
+SECONDS = 400.0
+"""Longest of each wait: a start on a machine that does other things."""
+_PODS = 13
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What runs, and how to reach it."""
+
+    plane: ControlPlane
+    kubelet: MiniKubelet
+    network: NodeNetwork
+    services: ServiceNetwork
+
+    @property
+    def url(self) -> str:
+        """The server's, by the Service's address."""
+        return self.services.url("plait")
+
+    def ready(self) -> list[str]:
+        """Addresses behind the Service."""
+        return self.services.ready.get("plait", [])
+
+    def wait_for(self, is_true: Any, what: str) -> None:
+        wait_for(is_true, what, self.describe, SECONDS)
+
+    def describe(self) -> str:
+        """What was said, last things last."""
+        logs = [f"{pod.name}: {pod.log[-2000:]}" for pod in self.kubelet.pods.values()]
+        return "\n".join([*logs, *self.services.errors, *self.kubelet.messages])
+
+
+def reason_without_cluster() -> str | None:
+    """Why this machine can play none."""
+    if shutil.which("iptables") is None:
+        return "no iptables"
+    return missing_tool(TOOLS) or reason_without_namespaces() or None
+
+
+@contextlib.contextmanager
+def played_cluster(plane: ControlPlane, folder: Path, models: Path) -> Iterator[Cluster]:
+    """Beside a plane that has started: a node, keys, a claim of models, and who runs pods and reaches them."""
+    add_node(plane)
+    plane.kubectl("create", "secret", "generic", "plait-keys", f"--from-literal=keys.txt={KEY}")
+    claim_models(plane)
+    with (
+        NodeNetwork(_PODS) as network,
+        ServiceNetwork(plane, network, "default") as services,
+        MiniKubelet(plane, network, "default", folder, models) as kubelet,
+    ):
+        yield Cluster(plane, kubelet, network, services)
+
+
+def add_node(plane: ControlPlane) -> None:
+    plane.apply(yaml.safe_dump({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-0"}}))
+    amounts = {"cpu": "64", "memory": "256Gi", "pods": "100", "ephemeral-storage": "1Ti"}
+    condition = {"type": "Ready", "status": "True", "reason": "Test"}
+    plane.patch_status("node", "node-0", {"capacity": amounts, "allocatable": amounts, "conditions": [condition]})
+
+
+def claim_models(plane: ControlPlane) -> None:
+    spec = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    disk = spec | {"capacity": {"storage": "1Gi"}, "hostPath": {"path": "/nowhere"}}
+    disk["claimRef"] = {"namespace": "default", "name": "models"}
+    request = spec | {"resources": {"requests": {"storage": "1Gi"}}, "volumeName": "models"}
+    for kind, part in (("PersistentVolume", disk), ("PersistentVolumeClaim", request)):
+        plane.apply(yaml.safe_dump({"apiVersion": "v1", "kind": kind, "metadata": {"name": "models"}, "spec": part}))
+
+
+def golden(name: str) -> list[dict[str, Any]]:
+    """The rendered manifests of an example."""
+    return [one for one in yaml.safe_load_all((GOLDEN / name).read_text()) if one is not None]
+
+
+def add_arguments(document: dict[str, Any], *words: str) -> None:
+    """To the server's command line in a Deployment or LeaderWorkerSet."""
+    spec = document["spec"]
+    template = spec["template"] if document["kind"] == "Deployment" else spec["leaderWorkerTemplate"]["workerTemplate"]
+    template["spec"]["containers"][0]["args"] += words

@@ -1,0 +1,61 @@
+"""Clients that ask a Service all the while: what was answered, and what failed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import httpx
+
+from plait_testing.mini_kubelet import enter_network
+from plait_testing.node_network import NodeNetwork
+from plait_testing.service_network import CLIENTS
+
+KEY = "sk-test-of-the-chart-0123456789abcdef"
+_NUM_CLIENTS = 2
+
+
+@dataclass
+class Load:
+    """One after the other, a connection for each request."""
+
+    url: str
+    num_tokens: int = 64
+    answered: int = 0
+    failed: list[str] = field(default_factory=list)
+    asked_to_end: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, network: NodeNetwork) -> None:
+        enter_network(network, CLIENTS)
+        while not self.asked_to_end.is_set():
+            self._ask()
+
+    def _ask(self) -> None:
+        body = {"prompt": "0123 4567", "max_tokens": self.num_tokens, "ignore_eos": True}
+        headers = {"Authorization": f"Bearer {KEY}"}
+        try:
+            done = httpx.post(f"{self.url}/v1/completions", json=body, headers=headers, timeout=60, trust_env=False)
+        except httpx.TransportError as error:
+            self.failed.append(repr(error))
+            return
+        if done.status_code == httpx.codes.OK:
+            self.answered += 1
+        else:
+            self.failed.append(f"{done.status_code} {done.text}")
+
+
+@contextlib.contextmanager
+def load(network: NodeNetwork, url: str, num_tokens: int = 64) -> Iterator[Load]:
+    """Some clients, until the block ends; their counts are final after it."""
+    both = Load(url, num_tokens)
+    threads = [threading.Thread(target=both.run, args=(network,)) for _ in range(_NUM_CLIENTS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield both
+    finally:
+        both.asked_to_end.set()
+        for thread in threads:
+            thread.join()
