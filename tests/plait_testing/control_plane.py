@@ -115,6 +115,7 @@ class ControlPlane:
         yield f"--root-ca-file={self.folder}/apiserver.crt"
         yield "--leader-elect=false"
         yield "--use-service-account-credentials=true"
+        yield "--horizontal-pod-autoscaler-sync-period=2s"
         yield "--node-monitor-grace-period=1h"  # nobody sends a node's heartbeats
 
     def _write_files(self) -> None:
@@ -144,9 +145,9 @@ def missing_tool(tools: Path) -> str | None:
     for name in ("etcd", "kubectl", "openssl"):
         if shutil.which(name) is None:
             return f"no {name} (Debian's package {'etcd-server' if name == 'etcd' else name})"
-    lacking = [name for name in ("kube", "crds", "lws", "lws-webhooks.yaml") if not (tools / name).exists()]
-    if lacking:
-        return f"no {lacking[0]} in {tools}; run tests/deploy/cluster/build_tools.sh {tools}"
+    missing = [name for name in ("kube", "crds", "lws", "lws-webhooks.yaml") if not (tools / name).exists()]
+    if missing:
+        return f"no {missing[0]} in {tools}; run tests/deploy/cluster/build_tools.sh {tools}"
     return None
 
 

@@ -12,7 +12,11 @@ _OF_REPLICA = re.compile(r'replica="\d+",?')
 
 def read_metrics(url: str) -> dict[str, float]:
     """Every sample of `/metrics` by its full name, labels included; comments and timestamps left out."""
-    text = httpx.get(f"{url}/metrics", timeout=30).raise_for_status().text
+    return parse_metrics(httpx.get(f"{url}/metrics", timeout=30).raise_for_status().text)
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """As `read_metrics`."""
     samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
     return {name: float(value) for name, value in samples}
 

@@ -14,7 +14,6 @@ from plait_testing.node_network import NodeNetwork
 from plait_testing.service_network import CLIENTS
 
 KEY = "sk-test-of-the-chart-0123456789abcdef"
-_NUM_CLIENTS = 2
 
 
 @dataclass
@@ -47,10 +46,10 @@ class Load:
 
 
 @contextlib.contextmanager
-def load(network: NodeNetwork, url: str, num_tokens: int = 64) -> Iterator[Load]:
-    """Some clients, until the block ends; their counts are final after it."""
+def load(network: NodeNetwork, url: str, *, clients: int = 2, num_tokens: int = 64) -> Iterator[Load]:
+    """So many clients until the block ends; their counts are final after it."""
     both = Load(url, num_tokens)
-    threads = [threading.Thread(target=both.run, args=(network,)) for _ in range(_NUM_CLIENTS)]
+    threads = [threading.Thread(target=both.run, args=(network,)) for _ in range(clients)]
     for thread in threads:
         thread.start()
     try:

@@ -5,16 +5,24 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import yaml
 from plait_testing.control_plane import ControlPlane
+from plait_testing.metrics import parse_metrics, sum_over_replicas
+from plait_testing.metrics_adapter import metrics_adapter
+from plait_testing.mini_kubelet import Pod, enter_network
 from plait_testing.played_cluster import TOOLS, Cluster, add_arguments, golden, played_cluster, reason_without_cluster
 from plait_testing.recording import Record
-from plait_testing.service_load import load
+from plait_testing.service_load import KEY, load
+from plait_testing.service_network import CLIENTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.acceptance("cluster")]
+WAITING = "plait_requests_waiting"
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +44,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, check_models: Path) -> Ite
 def apply_servers(plane: ControlPlane, *more_args: str) -> None:
     documents = golden("cpu.yaml")
     for one in documents:
+        if one["kind"] == "HorizontalPodAutoscaler":
+            one["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"] = 5  # the example's are ten minutes
         if one["kind"] == "Deployment":
             # Two pods, a client and a control plane share this machine's cores.
             add_arguments(one, "--threads=1", "--num-pages=128", *more_args)
@@ -86,3 +96,55 @@ def test_a_killed_server_is_started_again_and_leaves_the_service_until_it_is_rea
     cluster.wait_for(lambda: len(cluster.ready()) == 1, "its absence")
     cluster.wait_for(lambda: len(cluster.ready()) == 2, "its return")
     assert pod.restarts == 1
+
+
+def test_the_autoscaler_follows_the_queue(cluster: Cluster, tmp_path: Path, record: Record) -> None:
+    """The server's gauge, a played adapter, the real autoscaler: four requests may wait for each pod."""
+    apply_servers(cluster.plane, "--max-seqs=2")
+    cluster.wait_for(lambda: is_rolled_out(cluster.plane), "servers of two requests at a time")
+    with metrics_adapter(cluster.plane, tmp_path, [WAITING], lambda metric: metric_of_pods(cluster, metric)):
+        started = time.monotonic()
+        with load(cluster.network, cluster.url, clients=16, num_tokens=256) as asked:
+            cluster.wait_for(lambda: desired(cluster) == 3, "the autoscaler's word")
+            decided = time.monotonic() - started
+            waiting = current(cluster)
+            cluster.wait_for(lambda: len(cluster.ready()) == 3, "a third server")
+            served = time.monotonic() - started
+        ended = time.monotonic()
+        cluster.wait_for(lambda: desired(cluster) == 2 and len(cluster.ready()) == 2, "two servers again")
+    assert waiting > 4
+    assert asked.failed == []
+    case = "16 streams on two servers of two requests each, four may wait for each"
+    record(case, "wall_until_decided", "seconds", decided)
+    record(case, "wall_until_a_third_is_ready", "seconds", served)
+    record(case, "wall_until_two_again", "seconds", time.monotonic() - ended)
+    record(case, "num_failed", "requests", len(asked.failed), 0)
+
+
+def metric_of_pods(cluster: Cluster, metric: str) -> dict[str, float]:
+    """Of each ready pod, as it exports it."""
+    pods = [pod for pod in cluster.kubelet.pods.values() if pod.is_ready and pod.ending is None]
+    headers = {"Authorization": f"Bearer {KEY}"}
+
+    def read(pod: Pod) -> float:
+        url = f"http://{cluster.network.address(pod.node)}:8000/metrics"
+        text = httpx.get(url, headers=headers, timeout=30, trust_env=False).raise_for_status().text
+        return sum_over_replicas(parse_metrics(text))[metric]
+
+    with ThreadPoolExecutor(1, initializer=enter_network, initargs=(cluster.network, CLIENTS)) as pool:
+        return dict(zip((pod.name for pod in pods), pool.map(read, pods), strict=True))
+
+
+def autoscaler(cluster: Cluster) -> dict[str, Any]:
+    found: dict[str, Any] = cluster.plane.get("hpa", "plait")["status"]
+    return found
+
+
+def desired(cluster: Cluster) -> int:
+    return int(autoscaler(cluster)["desiredReplicas"])
+
+
+def current(cluster: Cluster) -> float:
+    """Requests that wait for a pod, as the autoscaler sees it."""
+    value = str(autoscaler(cluster)["currentMetrics"][0]["pods"]["current"]["averageValue"])
+    return float(value.removesuffix("m")) / (1000 if value.endswith("m") else 1)

@@ -38,6 +38,7 @@ from plait.model_files import LocalModel, find_model
 from plait.nvidia import gpu_memory_bytes
 from plait.output import say
 from plait.settings import GroupMembership, ServeSettings, engine_settings
+from plait.shared_memory import note_for_ranks, shm_bytes
 
 
 def serve(
@@ -68,6 +69,8 @@ def serve(
         scheduler = settings.scheduler
         check_chunk(scheduler)
         say(f"  batches  {scheduler.max_seqs} requests at a time, {scheduler.max_batch_tokens} tokens a step: {reason}")
+        if note := note_for_ranks(settings, shm_bytes()):
+            say(f"  note     {note}")
         engine = stack.enter_context(_engine(local, settings, run_dir, group, secrets.hash_key))
         description = read_description(engine)
         config = _write_config(engine, local, settings, description, run_dir, group)

@@ -10,9 +10,9 @@ from plait_proto import ExitCode
 
 from plait.nodes.layout import Layout
 from plait.nodes.messages import Cause, Facts, ModelFiles
+from plait.shared_memory import shm_note
 
 MAX_CLOCK_SECONDS = 60.0
-MIN_SHM_BYTES = 1 << 30
 MIN_OPEN_FILES = 4096
 CHECKS = ("version", "settings", "model", "gpus", "memory", "shm", "memlock", "files", "clock", "ports", "pairs")
 """In the order of the table."""
@@ -139,8 +139,7 @@ def _of_limits(facts: Facts, layout: Layout) -> Iterator[Finding]:
         yield _fault(facts, "files", text, ExitCode.HARDWARE)
     if not layout.has_gpus:
         return
-    if machine.shm_bytes < MIN_SHM_BYTES:
-        text = f"/dev/shm has {machine.shm_bytes >> 20} MiB, NCCL may want 1024; docker run --shm-size=8g"
+    if text := shm_note(machine.shm_bytes):
         yield _fault(facts, "shm", text, None)
     if machine.memlock_bytes is not None:
         text = f"{machine.memlock_bytes >> 10} KiB may be locked, RDMA wants no limit; ulimit -l unlimited"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import importlib.metadata
-import os
 import platform
 import resource
 import secrets
@@ -22,8 +21,8 @@ from plait.model_files import find_model
 from plait.nodes.messages import Facts, Gpu, Machine, ModelFiles, Versions
 from plait.nodes.settings import LaunchSettings
 from plait.nvidia import NVIDIA_SMI_SECONDS, visible_lines
+from plait.shared_memory import shm_bytes
 
-SHM = Path("/dev/shm")
 MEMORY = Path("/proc/meminfo")
 MAX_TEXT_BYTES = 64 << 20
 MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".gguf", ".model")
@@ -124,19 +123,11 @@ def _machine(gpus: tuple[Gpu, ...], ports: Sequence[tuple[str, int]]) -> Machine
     return Machine(
         gpus=gpus,
         free_bytes=_free_memory(),
-        shm_bytes=_size(SHM),
+        shm_bytes=shm_bytes(),
         memlock_bytes=None if memlock == resource.RLIM_INFINITY else memlock,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         taken_ports=tuple(why for host, port in ports if port and (why := why_taken(host, port))),
     )
-
-
-def _size(folder: Path) -> int:
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return 0
-    return found.f_blocks * found.f_frsize
 
 
 def _free_memory() -> int:
