@@ -72,11 +72,18 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The engines whose replicas share them, if this is not the only one."""
     spans_hosts: bool = False
     """Ranks that compute together are on several hosts: they meet by way of their engines, not by files."""
+    ranks_per_host: int | None = None
+    """Ranks of the engine on each of its hosts, in order; None if all are on one."""
 
     @property
     def num_ranks(self) -> int:
         """Ranks of all replicas."""
         return self.world * self.dp
+
+    @property
+    def num_local_ranks(self) -> int:
+        """Those that share a host with any one of them."""
+        return self.num_ranks if self.ranks_per_host is None else self.ranks_per_host
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -37,9 +37,11 @@ def keys(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
-def begin(network: NodeNetwork, folder: Path, check_models: Path, keys: Path, *flags: str) -> list[Server]:
+def begin(
+    network: NodeNetwork, folder: Path, check_models: Path, keys: Path, *flags: str, layout: tuple[str, ...] = LAYOUT
+) -> list[Server]:
     """Two nodes of recall-mla that are ready."""
-    nodes = network.launch_all(folder, check_models / "recall-mla", keys, *LAYOUT, *flags)
+    nodes = network.launch_all(folder, check_models / "recall-mla", keys, *layout, *flags)
     wait_until_ready(nodes[0])
     assert nodes[0].url, nodes[0].errors
     return nodes
@@ -71,6 +73,23 @@ def test_two_nodes_answer_through_the_heads_door_and_a_killed_rank_ends_both(
         assert "was killed by SIGKILL" in one.last_line
         assert one.errors.count("plait: rank lost error") == 1
     assert OF_NODE_1.search(nodes[0].errors)
+
+
+@pytest.mark.slow
+def test_a_replica_with_ranks_on_two_nodes_answers_and_a_killed_rank_ends_both(
+    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    """Tensor parallelism across nodes: one engine on the head, whose other rank connects over TCP with its key."""
+    nodes = begin(network, tmp_path, check_models, keys, layout=("--tp", "2", "--threads", "1"))
+    assert any(line.startswith("warning: replica 0 has ranks on several nodes") for line in nodes[0].lines)
+    assert len(workers_of(nodes[0])) == len(workers_of(nodes[1])) == 1
+    assert network.wrong_recall(0, nodes[0].url, "recall-mla", 4, 512) == []
+    everything = processes_of(nodes)
+    workers_of(nodes[1])[0].kill()
+    assert wait_for_all(nodes, END_SECONDS) == [5, 5]
+    assert_all_gone(everything)
+    for one in nodes:
+        assert re.search(r"exit code 5\): node 1 \(\S+\): rank 1 was killed by SIGKILL", one.last_line), one.last_line
 
 
 def test_ctrl_c_ends_a_node_that_waits_for_the_head(tmp_path: Path, check_models: Path, keys: Path) -> None:

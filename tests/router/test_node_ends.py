@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from plait.errors import SettingsError, StartError
-from plait.nodes.causes import root_cause
+from plait.nodes.causes import Causes
+from plait.nodes.layout import plan_layout
 from plait.nodes.log_lines import LogLines, LogWriter, Source, read_line
 from plait.nodes.messages import Cause
 from plait.nodes.restarts import WINDOW_SECONDS, Policy, RestartBudget
@@ -30,7 +31,38 @@ MEMORY = Cause(code=3, reason="out of memory")
     ],
 )
 def test_the_root_cause_is_a_nodes_own_wherever_it_was_heard_of_first(causes: dict[int, Cause], node: int) -> None:
-    assert root_cause(causes) == (node, causes[node])
+    assert root(causes, dp=4) == (node, causes[node])
+
+
+LINK = Cause(code=5, reason="rank 2 was lost: its link was closed: its process ended, or its host cannot be reached")
+RANK = Cause(code=5, reason="rank 2 was killed by SIGKILL")
+REPORT = Cause(code=5, reason="rank 0: another rank cannot be reached any more", is_report=True)
+NO_WORD = Cause(code=5, reason="no word from 10.0.0.2 for 6 s; it ended, hangs or is cut off")
+TOLD = Cause(code=3, reason="rank 2: out of memory")
+
+
+@pytest.mark.parametrize(
+    ("causes", "node"),
+    [
+        ({0: LINK, 1: RANK}, 1),
+        ({1: RANK, 0: LINK}, 1),
+        ({0: LINK, 1: NO_WORD}, 1),
+        ({1: REPORT, 0: KILLED}, 0),
+        ({0: TOLD, 1: TOLD}, 1),
+        ({0: TOLD}, 0),
+        ({0: LINK}, 0),
+    ],
+)
+def test_a_rank_of_the_heads_engine_is_blamed_on_its_node(causes: dict[int, Cause], node: int) -> None:
+    assert root(causes, dp=1) == (node, causes[node])
+
+
+def root(causes: dict[int, Cause], dp: int) -> tuple[int, Cause]:
+    """Of four nodes, or of two with one replica on both."""
+    all_causes = Causes(plan_layout(num_nodes=4 if dp == 4 else 2, tp=4, dp=dp, dp_attention=False, gpus_per_node=0))
+    for node, cause in causes.items():
+        all_causes.add(node, cause)
+    return all_causes.root()
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from plait.cli import build_arg_parsers
 from plait.errors import SettingsError
 from plait.flags import read_settings
 from plait.nodes.engine_words import engine_settings_of, engine_words
-from plait.nodes.layout import Layout, layout_lines, listeners, plan_layout
+from plait.nodes.layout import Layout, layout_lines, link_warning, listeners, plan_layout
 from plait.nodes.settings import LaunchSettings, NodeSettings
 from plait.settings import ProcessSettings, SchedulerSettings, ServeSettings
 
@@ -34,8 +34,8 @@ def test_replicas_are_whole_on_a_node_and_each_rank_has_a_gpu_of_its_own(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"dp": 1}, "--dp is 1 on 2 nodes; each node takes equally many whole replicas: give --dp 2"),
-        ({"dp": 3}, "give --dp 4"),
+        ({"dp": 1, "tp": 3}, "--dp 1 times --tp 3 are 3 ranks on 2 nodes; each node takes equally many: give --dp 2"),
+        ({"dp": 3, "tp": 1}, "give --dp 4"),
         ({"dp": 4, "gpus_per_node": 2}, "put 4 ranks on a node, which has 2 GPUs"),
     ],
 )
@@ -58,6 +58,47 @@ def test_the_table_names_node_device_and_replica_of_each_rank_and_each_port() ->
     assert "[fd00::1]:7450  node 0: the nodes' launchers meet" in lines[6]
     assert "[fd00::1]:7451  node 0: the engines vote" in lines[7]
     assert "127.0.0.1:8000" in lines[8]
+
+
+@given(num_nodes=st.integers(2, 8), tp=st.integers(1, 16), dp=st.integers(1, 8))
+def test_ranks_of_a_replica_may_be_on_several_nodes_in_order(num_nodes: int, tp: int, dp: int) -> None:
+    assume(dp % num_nodes and dp * tp % num_nodes == 0)
+    planned = layout(num_nodes, tp, dp, gpus_per_node=dp * tp // num_nodes)
+    ranks = list(planned.ranks())
+    assert planned.spans_nodes
+    assert [one.node for one in ranks] == [one.rank // planned.ranks_per_node for one in ranks]
+    assert all(planned.node_of(one.rank) == one.node for one in ranks)
+    assert len({(one.node, one.gpu) for one in ranks}) == len(ranks)
+    split = {one.replica for one in ranks} - {
+        replica for replica in range(dp) if len({one.node for one in ranks if one.replica == replica}) == 1
+    }
+    assert set(planned.split_replicas()) == split
+    remote = {one.replica for one in ranks if one.node > 0}
+    assert set(planned.replicas_with_remote_ranks()) == remote
+
+
+def test_the_only_engine_gets_all_replicas_and_the_hosts_of_its_ranks() -> None:
+    given = LaunchSettings(nodes=NodeSettings(keys="/keys"), process=ProcessSettings(tp=2))
+    planned = layout(dp=1)
+    words = engine_words("MODEL", engine_settings_of(given, planned, 0, "10.0.0.1", 7450))
+    assert words == [
+        *("serve", "MODEL", "--tp=2", "--rank-hosts=2", "--rank-endpoint=tcp://10.0.0.1:7451"),
+        *("--rank-secret-key-file=/keys/node-0.key", "--rank-public-keys-file=/keys/public.keys"),
+    ]
+    ports = [(one.node, one.port) for one in listeners(planned, "10.0.0.1", 7450, ("127.0.0.1", 8000))]
+    assert ports == [(0, 7450), (0, 7451), (0, 8000)]
+
+
+def test_tensor_parallelism_over_nodes_is_warned_of_with_the_link() -> None:
+    assert "replica 0 has ranks on several nodes: two all-reduces a layer cross eth0" in link_warning(
+        layout(dp=1), "eth0"
+    )
+    assert link_warning(layout(), "eth0") == ""
+
+
+def test_experts_are_not_shared_by_ranks_of_one_engine_on_several_nodes() -> None:
+    with pytest.raises(SettingsError, match="with --dp-attention each node takes equally many whole replicas"):
+        plan_layout(num_nodes=2, tp=2, dp=1, dp_attention=True, gpus_per_node=0)
 
 
 def test_one_node_opens_no_port_for_others() -> None:

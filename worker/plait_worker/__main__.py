@@ -16,6 +16,7 @@ from plait_proto import Bye, ExitCode, Fail, WorkerConfig, decode_config, encode
 
 from plait_worker.errors import EngineError, WorkerError, first_line, is_out_of_memory
 from plait_worker.link import Link
+from plait_worker.link_keys import read_keys
 from plait_worker.loop import run
 from plait_worker.machine import die_with_parent
 from plait_worker.rendezvous import forbid_multicast
@@ -37,21 +38,27 @@ def main() -> int:
     )
     try:
         die_with_parent(arguments.parent)
-        link = Link(arguments.connect, arguments.rank)
+        keys = read_keys(arguments.keys) if arguments.keys is not None else None
+        link = Link(arguments.connect, arguments.rank, keys)
+    except WorkerError as failure:
+        return _end(failure.code, failure.reason)
     except ProcessLookupError as gone:
         return _end(ExitCode.RANK_LOST, str(gone))
     except zmq.ZMQError as error:
         return _end(
             ExitCode.SETTINGS, f"--connect {arguments.connect}: {error}; give a ZeroMQ address such as ipc:///run/x"
         )
-    code = _serve(link, arguments.config, arguments.rank)
+    code = _serve(link, arguments)
     link.close()
     return code
 
 
-def _serve(link: Link, config_path: Path, rank: int) -> int:
+def _serve(link: Link, arguments: argparse.Namespace) -> int:
+    rank: int = arguments.rank
     try:
-        config, raw = _read_config(config_path)
+        config, raw = _read_config(arguments.config)
+        if arguments.model is not None:
+            config = msgspec.structs.replace(config, model=str(arguments.model))
         logging.getLogger().setLevel(config.log_level.upper())
         ready = start(link, config, raw, rank)
         if ready is None:
@@ -98,6 +105,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--connect", required=True, metavar="ENDPOINT", help="address that the engine listens on")
     parser.add_argument("--rank", required=True, type=int, metavar="R", help="this worker's place in the replica")
     parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="configuration, as JSON")
+    parser.add_argument("--keys", type=Path, metavar="FILE", help="CURVE keys of a rank on another host, as JSON")
+    parser.add_argument("--model", type=Path, metavar="PATH", help="this host's copy of the model")
     parser.add_argument("--parent", type=int, metavar="PID", help="the process without which this one ends")
     return parser.parse_args()
 

@@ -20,14 +20,14 @@ _KERNEL_PACKAGES = ("triton", "flashinfer-python", "sgl-flash-mla")
 
 
 def open_device(config: WorkerConfig, rank: int) -> tuple[torch.device, str]:
-    """The device of an engine's rank, ready for use, and its description; rank N has the N-th GPU that is visible.
+    """The device of an engine's rank, ready for use, and its description; the N-th rank of a host has its N-th GPU.
 
     The ranks of a machine share its cores evenly, unless the settings give a number of threads.
     Raises ``WorkerError`` of code HARDWARE if the settings ask for more GPUs than are there, or for more threads than
     the system starts.
     """
     num_threads = (
-        config.threads if config.threads is not None else max(1, num_usable_cores() // config.parallel.num_ranks)
+        config.threads if config.threads is not None else max(1, num_usable_cores() // config.parallel.num_local_ranks)
     )
     torch.set_num_threads(num_threads)
     _start_kernel_threads(num_threads)
@@ -51,8 +51,16 @@ def _open_gpu(config: WorkerConfig, rank: int) -> tuple[torch.device, str]:
             f"--device cuda: no NVIDIA GPU is there for torch {torch.__version__}; check the driver with nvidia-smi, "
             "or serve with --device cpu",
         )
-    check_num_gpus(config.parallel.world, config.parallel.dp, torch.cuda.device_count())
-    device = torch.device("cuda", rank)
+    parallel, num_gpus = config.parallel, torch.cuda.device_count()
+    if parallel.num_local_ranks == parallel.num_ranks:
+        check_num_gpus(parallel.world, parallel.dp, num_gpus)
+    elif parallel.num_local_ranks > num_gpus:
+        raise WorkerError(
+            ExitCode.HARDWARE,
+            f"this host has {parallel.num_local_ranks} of {parallel.num_ranks} ranks, one a GPU, and {num_gpus} GPUs "
+            "are visible; make more visible (CUDA_VISIBLE_DEVICES), or take more hosts",
+        )
+    device = torch.device("cuda", rank % parallel.num_local_ranks)
     torch.cuda.set_device(device)
     name = torch.cuda.get_device_name(device)
     if (node := bind_to_gpu_node(device)) is not None:

@@ -36,6 +36,7 @@ from plait_proto import (
 from plait_proto.codec import MAX_FRAME_BYTES
 
 from plait_worker.errors import EngineError, WorkerError
+from plait_worker.link_keys import HANDSHAKE_FAILED, LinkKeys, why_ended
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +61,10 @@ _ESSENTIAL = {Kind.WELCOME, Kind.PLAN, Kind.DRAIN, Kind.FAIL}
 class Link:
     """One DEALER socket; made and closed by the thread that runs the loop. Any thread may send."""
 
-    def __init__(self, endpoint: str, rank: int) -> None:
+    def __init__(self, endpoint: str, rank: int, keys: LinkKeys | None = None) -> None:
         """Dial ``endpoint`` (a ZeroMQ address) as ``rank-RANK``; returns before anything is connected.
 
-        Raises ``zmq.ZMQError`` if the address is invalid.
+        ``keys`` are for an engine on another host. Raises ``zmq.ZMQError`` if the address is invalid.
         """
         # Not a SimpleQueue: before CPython 3.13 its ``get`` can hang if the timeout ends between taking the queue's
         # lock and waiting for it. With a timeout of 50 us on a busy machine that happens.
@@ -74,7 +75,7 @@ class Link:
         self._sending = threading.Lock()
         self._rank = rank
         self._ids = itertools.count()
-        self._wire = _Wire(self._context, endpoint, rank, self._inbox)
+        self._wire = _Wire(self._context, endpoint, rank, self._inbox, keys)
         self._thread = threading.Thread(target=self._wire.run, name="link", daemon=True)
         self._thread.start()
 
@@ -147,6 +148,7 @@ class _Wire:
         endpoint: str,
         rank: int,
         inbox: Queue[FromEngine | WorkerError],
+        keys: LinkKeys | None,
     ) -> None:
         self.last_step = 0
         self.asked: dict[int, Future[bytes | None]] = {}
@@ -159,7 +161,9 @@ class _Wire:
         self._exit_at = math.inf
         self._parent = os.getppid()
         self._dealer = _dealer(context, rank)
-        self._monitor = self._dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        if keys is not None:
+            keys.set_on(self._dealer)
+        self._monitor = self._dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED)
         self._dealer.connect(endpoint)
         self._outbox = context.socket(zmq.PAIR)
         self._outbox.connect(_OUTBOX)
@@ -178,7 +182,7 @@ class _Wire:
             if self._dealer in ready:
                 self._take_all()
             if self._monitor in ready:
-                self._lose_engine("the engine closed the link")
+                self._lose_engine(why_ended(self._monitor))
             if is_open and self._failure is not None and time.monotonic() >= self._exit_at:
                 _end_process(self._failure)
             if time.monotonic() >= next_heartbeat:
@@ -231,16 +235,16 @@ class _Wire:
 
     def _heartbeat(self) -> None:
         if os.getppid() != self._parent:
-            self._lose_engine("the engine's process is gone")
+            self._lose_engine(EngineError(ExitCode.RANK_LOST, "the process that started this rank is gone"))
         if self._is_greeted:
             # If the queue is full, a heartbeat is late anyway.
             with contextlib.suppress(zmq.Again):
                 self._dealer.send_multipart(encode(Heartbeat(rank=self._rank, step=self.last_step)), flags=zmq.NOBLOCK)
 
-    def _lose_engine(self, reason: str) -> None:
+    def _lose_engine(self, failure: EngineError) -> None:
         # Messages that came in before the end go first: they may say why.
         self._take_all()
-        self._end_link(EngineError(ExitCode.RANK_LOST, reason))
+        self._end_link(failure)
 
     def _end_link(self, failure: WorkerError) -> None:
         """Stop receiving; the loop gets the first reason and closes the link, or this thread ends the process."""

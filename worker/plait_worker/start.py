@@ -268,7 +268,7 @@ def _num_pages(loaded: Loaded, page_bytes: int) -> int:
     if loaded.member.device.type == "cpu":
         activation_bytes = cpu_activation_bytes(config, model.config, model.dtype.itemsize, _gathered_itemsize(loaded))
         budget = MemoryBudget(
-            _free_bytes(loaded.member.device) // config.parallel.num_ranks, model.weight_bytes, activation_bytes
+            _free_bytes(loaded.member.device) // config.parallel.num_local_ranks, model.weight_bytes, activation_bytes
         )
         return choose_num_pages(config, page_bytes, cpu_pool_bytes(config, budget), budget)
     try:

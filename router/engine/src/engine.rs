@@ -81,6 +81,8 @@ pub struct Engine {
     /// Of each replica.
     num_ranks: u32,
     endpoints: Vec<String>,
+    /// For ranks on other hosts.
+    remote_endpoints: Vec<Option<String>>,
     queue: Arc<TextQueue>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -148,8 +150,7 @@ impl Engine {
         let mut kv_events = kv_events.into_iter();
         let mut group = group.into_iter();
         let shared = Arc::new(shared);
-        let endpoints = links.iter().map(|link| link.endpoint().to_owned());
-        let endpoints = endpoints.collect();
+        let (endpoints, remote_endpoints) = links.iter().map(Link::endpoints).unzip();
         let max_model_len = replica.max_model_len;
         let settings = &replica.settings;
         let mut threads = Threads::new(shared.clone());
@@ -198,6 +199,7 @@ impl Engine {
             max_model_len,
             num_ranks: settings.num_ranks,
             endpoints,
+            remote_endpoints,
             queue,
             threads: Mutex::new(threads.handles),
         })
@@ -206,6 +208,11 @@ impl Engine {
     /// Where the workers of each replica dial.
     pub fn endpoints(&self) -> &[String] {
         &self.endpoints
+    }
+
+    /// Where those on other hosts dial, for each replica that has any.
+    pub fn remote_endpoints(&self) -> &[Option<String>] {
+        &self.remote_endpoints
     }
 
     /// Readable when [`Engine::take`] has something or the phase has changed.
@@ -398,7 +405,14 @@ fn bind_links(settings: &EngineSettings) -> Result<Vec<Link>, LinkError> {
             _ => format!("link-{replica}"),
         };
         let ranks = RankRange::of_replica(replica, settings.num_ranks, num_replicas);
-        Link::bind(&settings.run_dir, &name, ranks)
+        let remote = settings.remote_workers.as_ref();
+        let remote = remote.map(|remote| remote.of_replica(replica, ranks, num_replicas));
+        Link::bind(
+            &settings.run_dir,
+            &name,
+            ranks,
+            remote.transpose()?.flatten(),
+        )
     };
     (0..num_replicas).map(bind).collect()
 }

@@ -9,7 +9,6 @@
 //! that no replica has rows uses it up. After such a decision nothing is sent and no engine wakes until a
 //! replica has something to vote for. The coordinator then passes that vote on as a call to all others.
 
-mod allowlist;
 mod coordinator;
 mod failure;
 mod graphs;

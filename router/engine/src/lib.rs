@@ -5,6 +5,7 @@
 
 pub mod group;
 
+mod allowlist;
 mod clock;
 mod driver;
 mod engine;
@@ -24,11 +25,14 @@ mod output_queue;
 mod pending_streams;
 mod rank_range;
 mod receive_frames;
+mod remote_link;
+mod remote_workers;
 mod request_seeds;
 mod routes;
 mod serving;
 mod settings;
 mod shared;
+mod socket_options;
 mod status;
 mod step;
 mod step_model_metrics;

@@ -1,12 +1,14 @@
-//! The engine's end of the wire: one ROUTER socket that the ranks of a replica dial.
+//! The engine's end of the wire: a ROUTER socket that the ranks of a replica dial, and one for ranks on other hosts.
 
 use std::path::Path;
 use std::time::Duration;
 
-use plait_proto::{MAX_FRAMES, MAX_MESSAGE_BYTES, Malformed, Message};
+use plait_proto::{Frames, MAX_FRAMES, MAX_MESSAGE_BYTES, Malformed, Message};
 
 use crate::rank_range::RankRange;
 use crate::receive_frames::{next_frame, rest_of_message};
+use crate::remote_link::{FromRemote, RemoteLink};
+use crate::remote_workers::{RemoteHosts, RemoteProblem};
 use crate::wakeup::Wakeup;
 
 /// Messages that wait in a socket for one peer at most. Two plans are in flight, so only a peer that
@@ -40,6 +42,9 @@ pub enum LinkError {
         /// ZeroMQ's message.
         reason: String,
     },
+    /// Ranks on other hosts that the settings do not fit.
+    #[error(transparent)]
+    Remote(#[from] RemoteProblem),
 }
 
 /// What a peer sent.
@@ -53,20 +58,28 @@ pub enum Received {
     Message(u32, Message),
     /// Frames of this rank that are no message.
     Malformed(u32, Malformed),
+    /// The connection of this rank, which is on another host, was closed.
+    Left(u32),
     /// Something from a peer that is no rank of this replica.
     UnknownPeer,
 }
 
-/// The socket that workers dial; only the driver's thread uses it once it is bound.
+/// The sockets that workers dial; only the driver's thread uses them once they are bound.
 pub struct Link {
     socket: zmq::Socket,
     endpoint: String,
     ranks: RankRange,
+    remote: Option<RemoteLink>,
 }
 
 impl Link {
-    /// Listens in `run_dir` for these ranks, on a socket of that name.
-    pub fn bind(run_dir: &Path, name: &str, ranks: RankRange) -> Result<Self, LinkError> {
+    /// Listens in `run_dir` for these ranks, on a socket of that name, and for those on other hosts.
+    pub fn bind(
+        run_dir: &Path,
+        name: &str,
+        ranks: RankRange,
+        remote: Option<RemoteHosts>,
+    ) -> Result<Self, LinkError> {
         let path = run_dir.join(name).display().to_string();
         if path.len() > MAX_IPC_PATH_BYTES {
             return Err(LinkError::PathTooLong {
@@ -75,22 +88,23 @@ impl Link {
             });
         }
         let endpoint = format!("ipc://{path}");
-        match listen(&endpoint) {
-            Ok(socket) => Ok(Self {
-                socket,
-                endpoint,
-                ranks,
-            }),
-            Err(error) => Err(LinkError::Bind {
-                endpoint,
-                reason: error.to_string(),
-            }),
-        }
+        let socket = listen(&endpoint).map_err(|error| bind_error(&endpoint, error))?;
+        let remote = remote.map(|remote| {
+            listen_for_hosts(&remote).map_err(|error| bind_error(&remote.endpoint, error))
+        });
+        Ok(Self {
+            socket,
+            endpoint,
+            ranks,
+            remote: remote.transpose()?,
+        })
     }
 
-    /// What workers dial.
-    pub fn endpoint(&self) -> &str {
-        &self.endpoint
+    /// What workers of this host dial, and those of other hosts if there are any.
+    pub fn endpoints(&self) -> (String, Option<String>) {
+        let remote = self.remote.as_ref();
+        let remote = remote.map(|remote| remote.endpoint().to_owned());
+        (self.endpoint.clone(), remote)
     }
 
     /// Blocks until a message comes, `wakeup` is signalled, one of `others` is readable or `timeout` has
@@ -104,6 +118,8 @@ impl Link {
             zmq::PollItem::from_fd(wakeup.fd(), zmq::POLLIN),
             self.socket.as_poll_item(zmq::POLLIN),
         ];
+        let remote = self.remote.as_ref();
+        items.extend(remote.map(|remote| remote.socket().as_poll_item(zmq::POLLIN)));
         items.extend(others);
         match zmq::poll(&mut items, millis) {
             Ok(_) | Err(zmq::Error::EINTR) => {}
@@ -115,24 +131,37 @@ impl Link {
     }
 
     /// The next message that has come, if any; never blocks.
-    pub fn receive(&self) -> Option<Received> {
+    pub fn receive(&mut self) -> Option<Received> {
+        self.receive_here().or_else(|| self.receive_remote())
+    }
+
+    fn receive_here(&self) -> Option<Received> {
         let peer = next_frame(&self.socket)?;
         let frames = rest_of_message(&self.socket);
-        let Some(rank) = rank_of(&peer).filter(|rank| self.ranks.place(*rank).is_some()) else {
-            return Some(Received::UnknownPeer);
-        };
-        Some(match plait_proto::decode(&frames) {
-            Ok(message) => Received::Message(rank, message),
-            Err(malformed) => Received::Malformed(rank, malformed),
+        let rank = rank_of(&peer).filter(|rank| self.is_here(*rank));
+        Some(rank.map_or(Received::UnknownPeer, |rank| decoded(rank, &frames)))
+    }
+
+    fn receive_remote(&mut self) -> Option<Received> {
+        Some(match self.remote.as_mut()?.receive(rank_of)? {
+            FromRemote::Frames(rank, frames) => decoded(rank, &frames),
+            FromRemote::Left(rank) => Received::Left(rank),
+            FromRemote::UnknownPeer => Received::UnknownPeer,
         })
+    }
+
+    /// Whether it is a rank of this replica, on this host.
+    fn is_here(&self, rank: u32) -> bool {
+        let is_remote = self.remote.as_ref().is_some_and(|remote| remote.has(rank));
+        self.ranks.place(rank).is_some() && !is_remote
     }
 
     /// Sends to one rank; an error means that it is gone or has stopped reading.
     pub fn send<F: AsRef<[u8]>>(&self, rank: u32, frames: &[F]) -> Result<(), zmq::Error> {
-        self.socket
-            .send(routing_id(rank).as_bytes(), zmq::SNDMORE)?;
-        self.socket
-            .send_multipart(frames.iter().map(AsRef::as_ref), 0)
+        let remote = self.remote.as_ref().filter(|remote| remote.has(rank));
+        let socket = remote.map_or(&self.socket, RemoteLink::socket);
+        socket.send(routing_id(rank).as_bytes(), zmq::SNDMORE)?;
+        socket.send_multipart(frames.iter().map(AsRef::as_ref), 0)
     }
 
     /// Sends the same frames to all ranks; an error names the rank that is gone.
@@ -143,15 +172,40 @@ impl Link {
     }
 }
 
+fn decoded(rank: u32, frames: &Frames) -> Received {
+    match plait_proto::decode(frames) {
+        Ok(message) => Received::Message(rank, message),
+        Err(malformed) => Received::Malformed(rank, malformed),
+    }
+}
+
+fn bind_error(endpoint: &str, error: zmq::Error) -> LinkError {
+    LinkError::Bind {
+        endpoint: endpoint.to_owned(),
+        reason: error.to_string(),
+    }
+}
+
 fn listen(endpoint: &str) -> Result<zmq::Socket, zmq::Error> {
-    let socket = zmq::Context::new().socket(zmq::ROUTER)?;
+    let socket = router(&zmq::Context::new())?;
+    socket.bind(endpoint)?;
+    Ok(socket)
+}
+
+fn listen_for_hosts(remote: &RemoteHosts) -> Result<RemoteLink, zmq::Error> {
+    let context = zmq::Context::new();
+    let socket = router(&context)?;
+    RemoteLink::bind(&context, socket, remote)
+}
+
+fn router(context: &zmq::Context) -> Result<zmq::Socket, zmq::Error> {
+    let socket = context.socket(zmq::ROUTER)?;
     socket.set_linger(0)?;
     socket.set_router_mandatory(true)?;
     socket.set_sndtimeo(SEND_TIMEOUT_MILLIS)?;
     socket.set_sndhwm(HIGH_WATER_MARK)?;
     socket.set_rcvhwm(HIGH_WATER_MARK)?;
     socket.set_maxmsgsize(i64::try_from(MAX_QUEUED_BYTES).expect("the cap is 32 MiB"))?;
-    socket.bind(endpoint)?;
     Ok(socket)
 }
 
@@ -201,6 +255,7 @@ mod tests {
             Path::new(&format!("/tmp/{}", "x".repeat(120))),
             "link",
             one(),
+            None,
         )
         .err()
         .unwrap();
@@ -212,9 +267,14 @@ mod tests {
 
     #[test]
     fn a_missing_run_directory_is_an_error_with_the_endpoint() {
-        let error = Link::bind(Path::new("/tmp/plait-no-such-directory"), "link", one())
-            .err()
-            .unwrap();
+        let error = Link::bind(
+            Path::new("/tmp/plait-no-such-directory"),
+            "link",
+            one(),
+            None,
+        )
+        .err()
+        .unwrap();
         assert!(
             error
                 .to_string()

@@ -16,6 +16,7 @@ use crate::group::{
     Role, ServerKeys,
 };
 use crate::kv_events::KvEventsSettings;
+use crate::remote_workers::RemoteWorkers;
 use crate::request_seeds::hash_seed;
 
 /// The JSON of `plait.settings.EngineSettings`; defaults live there, beside their docstrings.
@@ -56,6 +57,8 @@ pub struct EngineSettings {
     pub log_level: LogLevel,
     /// Engines that step together with this one; None steps freely.
     pub group: Option<GroupMembership>,
+    /// Ranks on other hosts; None: all are on this one.
+    pub remote_workers: Option<RemoteWorkers>,
     /// Where to publish which pages are cached.
     pub kv_events: Option<KvEventsSettings>,
     /// Key of the pages' hashes; None draws one.
@@ -256,7 +259,8 @@ impl GroupMembership {
     }
 }
 
-fn key(z85: &str, whose: &'static str) -> Result<Key, GroupProblem> {
+/// A CURVE key in Z85.
+pub(crate) fn key(z85: &str, whose: &'static str) -> Result<Key, GroupProblem> {
     let bytes = zmq::z85_decode(z85).ok();
     bytes
         .and_then(|bytes| Key::try_from(bytes).ok())

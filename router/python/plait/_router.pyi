@@ -24,6 +24,10 @@ class Engine:
         """Addresses for the workers of each replica, for example `ipc:///tmp/plait-x/link`."""
 
     @property
+    def remote_endpoints(self) -> list[str | None]:
+        """Addresses for those on other hosts, such as `tcp://10.0.0.1:7452`; None for a replica without any."""
+
+    @property
     def event_fd(self) -> int:
         """Readable when `take` has records; owned by the engine."""
 

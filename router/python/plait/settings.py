@@ -53,6 +53,7 @@ RankCount = Annotated[int, Meta(ge=1, le=64)]
 ReplicaCount = Annotated[int, Meta(ge=1, le=64)]
 EngineCount = Annotated[int, Meta(ge=1, le=1024)]
 EngineNumber = Annotated[int, Meta(ge=0, le=1023)]
+HostCount = Annotated[int, Meta(ge=1, le=64)]
 ThreadCount = Annotated[int, Meta(ge=1, le=4096)]
 # A target over a minute has no effect.
 ItlTarget = Annotated[float, Meta(gt=0, le=60_000)]
@@ -420,6 +421,30 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class HostSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks on other hosts."""
+
+    rank_hosts: Annotated[
+        HostCount,
+        Setting(
+            "hosts that have equally many of the ranks; this is the first. `plait launch` starts the ranks of others"
+        ),
+    ] = 1
+    rank_endpoint: Annotated[
+        str | None,
+        Setting(
+            "where ranks of other hosts connect: tcp://HOST:PORT, replica N at PORT + N; it takes keys", unset="none"
+        ),
+    ] = None
+    rank_secret_key_file: Annotated[
+        str | None, Setting("file with this host's CURVE secret key, readable by its owner only", unset="none")
+    ] = None
+    rank_public_keys_file: Annotated[
+        str | None,
+        Setting("file with the CURVE public keys of all hosts, one a line, this host first", unset="none"),
+    ] = None
+
+
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of `plait serve`."""
 
@@ -434,6 +459,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_events: KvEventsSettings = KvEventsSettings()
     process: ProcessSettings = ProcessSettings()
     group: GroupSettings = GroupSettings()
+    hosts: HostSettings = HostSettings()
 
 
 class TalkSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -482,6 +508,25 @@ class GroupMembership(msgspec.Struct, frozen=True, kw_only=True):
     """What the ranks compute with, by the name that a message shows; equal in all engines. The launch fills it in."""
 
 
+class RemoteHost(msgspec.Struct, frozen=True, kw_only=True):
+    """Another host with ranks of an engine."""
+
+    public: str
+    """CURVE key of its ranks, in Z85."""
+    ranks: tuple[int, ...]
+    """Those that the key speaks for; counted through all replicas."""
+
+
+class RemoteWorkers(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks on other hosts."""
+
+    endpoints: tuple[str, ...]
+    """Where each replica listens for them: ``tcp://HOST:PORT``; ``*`` takes a free port."""
+    secret: str
+    """The engine's CURVE key, in Z85."""
+    allowed: tuple[RemoteHost, ...]
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: everything that the engine is told
     """Settings of the engine, as JSON; serde mirrors are `engine::settings` and `plait_core::settings`."""
 
@@ -509,6 +554,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: ever
     log_level: LogLevel
     group: GroupMembership | None
     """None: the engine steps on its own."""
+    remote_workers: RemoteWorkers | None
+    """None: all ranks are on this host."""
     kv_events: KvEventsSettings
     hash_key: str | None
     """Key of the pages' hashes, 32 hexadecimal digits. None: random."""
@@ -525,6 +572,7 @@ def engine_settings(
     run_dir: str,
     group: GroupMembership | None = None,
     hash_key: str | None = None,
+    remote_workers: RemoteWorkers | None = None,
 ) -> EngineSettings:
     """The engine's settings; `name` is the model id unless the user gives one."""
     return EngineSettings(
@@ -544,6 +592,7 @@ def engine_settings(
         load_timeout_seconds=settings.process.load_timeout_seconds,
         log_level=settings.process.log_level,
         group=group,
+        remote_workers=remote_workers,
         kv_events=settings.kv_events,
         hash_key=hash_key,
     )

@@ -33,6 +33,11 @@ impl Engine {
     }
 
     #[getter]
+    fn remote_endpoints(&self) -> Vec<Option<String>> {
+        self.0.remote_endpoints().to_vec()
+    }
+
+    #[getter]
     fn event_fd(&self) -> i32 {
         self.0.event_fd()
     }

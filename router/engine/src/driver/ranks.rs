@@ -9,6 +9,8 @@ use crate::serving::{Serving, ServingConfig};
 use crate::status::{DeviceReport, Phase};
 use crate::step::warm_up;
 
+/// How a rank on another host ends, as far as this one can tell.
+const LINK_CLOSED: &str = "its link was closed: its process ended, or its host cannot be reached";
 /// Messages handled in one pass of the event loop.
 const MAX_MESSAGES_A_PASS: usize = 64;
 
@@ -21,6 +23,7 @@ impl EventLoop {
                     self.own().metrics.num_malformed.inc();
                 }
                 Some(Received::Malformed(rank, malformed)) => self.drop_peer(rank, &malformed),
+                Some(Received::Left(rank)) => self.rank_ended(rank, LINK_CLOSED),
                 Some(Received::Message(rank, message)) => self.handle(rank, message),
             }
         }

@@ -6,9 +6,10 @@ use plait_proto::{ExitCode, Malformed, Message};
 use rustc_hash::FxHashMap;
 use zmq::SocketEvent;
 
+use crate::allowlist::Allowlist;
 use crate::receive_frames::{next_frame, rest_of_message};
+use crate::socket_options::{close_half_open, is_left, report_disconnects};
 
-use super::allowlist::Allowlist;
 use super::settings::{ClientKeys, GroupProblem, ServerKeys};
 
 /// Messages that wait for one peer at most. A round has one vote of each replica, so a peer that leaves
@@ -18,12 +19,6 @@ const HIGH_WATER_MARK: i32 = 4096;
 const MAX_MESSAGE_BYTES: i64 = 64 << 10;
 /// Grace period of a closing socket for the messages that it has queued.
 const LINGER_MILLIS: i32 = 500;
-/// Seconds after which TCP keepalive probes an idle link between machines.
-const KEEPALIVE_IDLE: i32 = 5;
-/// Seconds from probe to probe.
-const KEEPALIVE_INTERVAL: i32 = 1;
-/// Unanswered probes after which the link is closed.
-const KEEPALIVE_PROBES: i32 = 5;
 
 /// Messages that were dropped, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -120,7 +115,7 @@ impl Listener {
     fn try_bind(endpoint: &str, keys: Option<ServerKeys>) -> Result<Self, zmq::Error> {
         let context = zmq::Context::new();
         let mut socket = context.socket(zmq::ROUTER)?;
-        configure(&socket)?;
+        configure(&mut socket)?;
         report_disconnects(&mut socket)?;
         socket.set_router_mandatory(true)?;
         if let Some(keys) = &keys {
@@ -193,32 +188,6 @@ impl Listener {
         self.socket.send(peer.as_slice(), flags | zmq::SNDMORE)?;
         let frames = frames.iter().map(Vec::as_slice);
         Ok(self.socket.send_multipart(frames, flags)?)
-    }
-}
-
-/// What libzmq puts into the queue of a connection that was closed: one empty frame. Only a connection whose
-/// handshake was complete gets one.
-fn is_left(frames: &[Vec<u8>]) -> bool {
-    matches!(frames, [only] if only.is_empty())
-}
-
-/// Has libzmq put the end of each connection into its queue.
-fn report_disconnects(socket: &mut zmq::Socket) -> Result<(), zmq::Error> {
-    let events = i32::try_from(zmq_sys::ZMQ_NOTIFY_DISCONNECT).expect("a small bitmap");
-    let option = i32::try_from(zmq_sys::ZMQ_ROUTER_NOTIFY).expect("a small number");
-    // SAFETY: the socket is open, and the option's value is a C int of the given size.
-    let status = unsafe {
-        zmq_sys::zmq_setsockopt(
-            socket.as_mut_ptr(),
-            option,
-            (&raw const events).cast(),
-            size_of_val(&events),
-        )
-    };
-    if status == 0 {
-        Ok(())
-    } else {
-        Err(zmq::Error::EINVAL)
     }
 }
 
@@ -301,8 +270,8 @@ impl Dialler {
 
     fn try_dial(endpoint: &str, keys: Option<&ClientKeys>) -> Result<Self, zmq::Error> {
         let context = zmq::Context::new();
-        let socket = context.socket(zmq::DEALER)?;
-        configure(&socket)?;
+        let mut socket = context.socket(zmq::DEALER)?;
+        configure(&mut socket)?;
         if let Some(keys) = keys {
             socket.set_curve_serverkey(&keys.server)?;
             socket.set_curve_publickey(&keys.public)?;
@@ -374,15 +343,12 @@ impl Drop for Dialler {
     }
 }
 
-fn configure(socket: &zmq::Socket) -> Result<(), zmq::Error> {
+fn configure(socket: &mut zmq::Socket) -> Result<(), zmq::Error> {
     socket.set_linger(LINGER_MILLIS)?;
     socket.set_sndhwm(HIGH_WATER_MARK)?;
     socket.set_rcvhwm(HIGH_WATER_MARK)?;
     socket.set_ipv6(true)?;
-    socket.set_tcp_keepalive(1)?;
-    socket.set_tcp_keepalive_idle(KEEPALIVE_IDLE)?;
-    socket.set_tcp_keepalive_intvl(KEEPALIVE_INTERVAL)?;
-    socket.set_tcp_keepalive_cnt(KEEPALIVE_PROBES)?;
+    close_half_open(socket)?;
     socket.set_maxmsgsize(MAX_MESSAGE_BYTES)
 }
 

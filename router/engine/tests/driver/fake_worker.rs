@@ -33,8 +33,18 @@ pub struct Behavior {
     /// The reported time of every step.
     pub said_micros: u64,
     pub heartbeats: bool,
+    /// CURVE keys of a rank on another host.
+    pub keys: Option<DiallerKeys>,
     /// Shown in place of the next answer, once a test has put one here.
     pub fault: Arc<Mutex<Option<Fault>>>,
+}
+
+/// The engine's public key, and the rank's own pair.
+#[derive(Clone, Debug)]
+pub struct DiallerKeys {
+    pub server: [u8; 32],
+    pub public: [u8; 32],
+    pub secret: [u8; 32],
 }
 
 /// Faults of a rank.
@@ -69,6 +79,7 @@ impl Behavior {
             step: Duration::ZERO,
             said_micros: STEP_MICROS,
             heartbeats: true,
+            keys: None,
             fault: Arc::default(),
         }
     }
@@ -102,7 +113,11 @@ impl Worker {
         );
         let fault = behavior.fault.clone();
         let rank = Rank {
-            socket: dial(endpoint, &format!("rank-{}", behavior.rank)),
+            socket: dial_with(
+                endpoint,
+                &format!("rank-{}", behavior.rank),
+                behavior.keys.as_ref(),
+            ),
             behavior,
             log: log.clone(),
             stop: stop.clone(),
@@ -133,9 +148,18 @@ impl Drop for Worker {
 
 /// A socket that dials as `routing_id`.
 pub fn dial(endpoint: &str, routing_id: &str) -> zmq::Socket {
+    dial_with(endpoint, routing_id, None)
+}
+
+fn dial_with(endpoint: &str, routing_id: &str, keys: Option<&DiallerKeys>) -> zmq::Socket {
     let socket = zmq::Context::new().socket(zmq::DEALER).unwrap();
     socket.set_identity(routing_id.as_bytes()).unwrap();
     socket.set_linger(100).unwrap();
+    if let Some(keys) = keys {
+        socket.set_curve_serverkey(&keys.server).unwrap();
+        socket.set_curve_publickey(&keys.public).unwrap();
+        socket.set_curve_secretkey(&keys.secret).unwrap();
+    }
     socket.connect(endpoint).unwrap();
     socket
 }

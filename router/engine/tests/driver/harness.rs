@@ -179,11 +179,16 @@ impl Harness {
 
     /// One more rank of a replica dials.
     pub fn dial_to(&mut self, replica: u32, behavior: impl FnOnce(&mut Behavior)) {
+        let endpoint = self.endpoint(replica).to_owned();
+        self.dial_at(&endpoint, behavior);
+    }
+
+    /// One more rank dials this address.
+    pub fn dial_at(&mut self, endpoint: &str, behavior: impl FnOnce(&mut Behavior)) {
         let mut good = Behavior::good(CONFIG);
         good.fault = self.fault.clone();
         behavior(&mut good);
-        let endpoint = self.endpoint(replica).to_owned();
-        self.workers.push(Worker::start(&endpoint, good));
+        self.workers.push(Worker::start(endpoint, good));
     }
 
     /// Dials until the rank is ready, after another peer with its name. The socket rejects the rank for good

@@ -11,6 +11,7 @@ mod harness;
 mod kv_events;
 mod manual_clock;
 mod model;
+mod remote_ranks;
 mod replicas;
 mod step_trace;
 mod store;

@@ -54,14 +54,14 @@ def _read_keys(group: GroupSettings) -> CoordinatorKeys | MemberKeys | None:
         return None
     if secret_file is None or public_file is None:
         raise SettingsError("--group-secret-key-file and --group-public-keys-file belong together: give both")
-    (secret,) = _read_lines("--group-secret-key-file", Path(secret_file), 1, is_secret=True)
-    public = _read_lines("--group-public-keys-file", Path(public_file), group.group_engines)
+    (secret,) = read_key_lines("--group-secret-key-file", Path(secret_file), 1, is_secret=True)
+    public = read_key_lines("--group-public-keys-file", Path(public_file), group.group_engines)
     if group.group_engine == 0:
         return CoordinatorKeys(secret=secret, allowed=tuple(public[1:]))
     return MemberKeys(server=public[0], public=public[group.group_engine], secret=secret)
 
 
-def _read_lines(flag: str, path: Path, num_keys: int, *, is_secret: bool = False) -> list[str]:
+def read_key_lines(flag: str, path: Path, num_keys: int, *, is_secret: bool = False) -> list[str]:
     """The keys of a file, one a line."""
     try:
         found = path.stat()
@@ -74,6 +74,6 @@ def _read_lines(flag: str, path: Path, num_keys: int, *, is_secret: bool = False
     if len(keys) != num_keys or any(len(key) != KEY_CHARACTERS for key in keys):
         raise SettingsError(
             f"{flag} {path} holds {len(keys)} words; it needs {num_keys} of {KEY_CHARACTERS} characters, one a line: "
-            "a CURVE key in Z85 for each engine"
+            "a CURVE key in Z85 for each engine or host"
         )
     return keys

@@ -20,16 +20,23 @@ _SIOCGIFADDR = 0x8915
 
 
 def set_rank_interface(
-    environment: MutableMapping[str, str], group: GroupMembership | None, *, shares_experts: bool
+    environment: MutableMapping[str, str],
+    group: GroupMembership | None,
+    *,
+    shares_experts: bool,
+    rank_endpoint: str | None = None,
 ) -> None:
     """Name it in the environment of the ranks, unless the user has. Raises `SettingsError` if it cannot be found.
 
-    Engines whose ranks compute together over TCP take the interface from which the group's address is reached.
+    Engines whose ranks compute together over TCP take the interface from which the group's address is reached, an
+    engine with ranks on other hosts that of `rank_endpoint`.
     """
     if all(name in environment for name in VARIABLES):
         return
-    reaches_others = shares_experts and group is not None and group.endpoint.startswith("tcp://")
-    found = interface_to(group.endpoint) if reaches_others and group is not None else _LOOPBACK
+    endpoint = rank_endpoint
+    if shares_experts and group is not None and group.endpoint.startswith("tcp://"):
+        endpoint = group.endpoint
+    found = interface_to(endpoint) if endpoint is not None else _LOOPBACK
     for name in VARIABLES:
         environment.setdefault(name, found)
 

@@ -29,6 +29,7 @@ from plait.launch.group_place import group_place
 from plait.launch.hash_key import cache_secrets
 from plait.launch.listen import listen, url
 from plait.launch.rank_interface import set_rank_interface
+from plait.launch.remote_ranks import AWAITED, num_own_ranks, remote_workers
 from plait.launch.run_dir import run_directory
 from plait.launch.startup_summary import print_startup_summary
 from plait.launch.worker import TERM_SECONDS, Worker
@@ -37,7 +38,7 @@ from plait.launch.workers import POLL_SECONDS, Workers
 from plait.model_files import LocalModel, find_model
 from plait.nvidia import gpu_memory_bytes
 from plait.output import say
-from plait.settings import GroupMembership, ServeSettings, engine_settings
+from plait.settings import GroupMembership, RemoteWorkers, ServeSettings, engine_settings
 from plait.shared_memory import note_for_ranks, shm_bytes
 
 
@@ -56,7 +57,13 @@ def serve(
     key_file = settings.http.api_key_file
     keys = ApiKeys.from_file(Path(key_file), settings.scheduler.policy) if key_file is not None else None
     group = group_place(settings)
-    set_rank_interface(environment, group, shares_experts=settings.process.dp_attention)
+    remote = remote_workers(settings)
+    set_rank_interface(
+        environment,
+        group,
+        shares_experts=settings.process.dp_attention,
+        rank_endpoint=settings.hosts.rank_endpoint,
+    )
     secrets = cache_secrets(settings.process.kv_hash_key_file)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(settings.http.host, settings.http.port, has_keys=keys is not None))
@@ -71,9 +78,11 @@ def serve(
         say(f"  batches  {scheduler.max_seqs} requests at a time, {scheduler.max_batch_tokens} tokens a step: {reason}")
         if note := note_for_ranks(settings, shm_bytes()):
             say(f"  note     {note}")
-        engine = stack.enter_context(_engine(local, settings, run_dir, group, secrets.hash_key))
+        engine = stack.enter_context(_engine(local, settings, run_dir, group, secrets.hash_key, remote))
         description = read_description(engine)
         config = _write_config(engine, local, settings, description, run_dir, group)
+        if remote is not None:
+            say(f"{AWAITED}{config}")
         _allow_connections()
         service = _Service(engine, description, settings, keys, listener, secrets.salt_key)
         return uvloop.run(service.run(config))
@@ -81,10 +90,15 @@ def serve(
 
 @contextlib.contextmanager
 def _engine(
-    local: LocalModel, settings: ServeSettings, run_dir: Path, group: GroupMembership | None, hash_key: str
+    local: LocalModel,
+    settings: ServeSettings,
+    run_dir: Path,
+    group: GroupMembership | None,
+    hash_key: str,
+    remote: RemoteWorkers | None,
 ) -> Iterator[Engine]:
     membership = with_facts(group, local, settings) if group is not None else None
-    engine_json = engine_settings(settings, str(local.path), local.name, str(run_dir), membership, hash_key)
+    engine_json = engine_settings(settings, str(local.path), local.name, str(run_dir), membership, hash_key, remote)
     try:
         engine = Engine(msgspec.json.encode(engine_json))
     except ModelFilesError as error:
@@ -152,7 +166,8 @@ class _Service:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         self._streams.attach(loop)
-        workers = Workers(self._engine.endpoints, self._settings.process.tp, config)
+        num_here = num_own_ranks(self._settings)
+        workers = Workers(self._engine.endpoints, self._settings.process.tp, num_here, config)
         for worker in workers:
             worker.watch(loop, self._on_worker_exit)
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))

@@ -16,6 +16,7 @@ from plait_proto import (
     WorkerConfig,
 )
 
+from plait.launch.remote_ranks import num_own_ranks
 from plait.settings import DRAFT_TOKENS, GroupMembership, ServeSettings
 
 Config = TypeVar("Config", bound=msgspec.Struct)
@@ -39,7 +40,8 @@ def worker_config(
             dp=settings.process.dp,
             dp_attention=settings.process.dp_attention,
             group=_shared_experts(settings, group),
-            spans_hosts=settings.process.dp_attention and _spans_hosts(group),
+            spans_hosts=settings.hosts.rank_hosts > 1 or (settings.process.dp_attention and _spans_hosts(group)),
+            ranks_per_host=num_own_ranks(settings),
         ),
         load_format=settings.model.load_format,
         dtype=settings.model.dtype,

@@ -1,4 +1,4 @@
-"""The worker processes of all replicas."""
+"""The worker processes of all replicas, on this host."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ POLL_SECONDS = 0.1
 class Workers:
     """One process a rank; ranks are numbered through the replicas."""
 
-    def __init__(self, endpoints: Sequence[str], num_ranks: int, config: Path) -> None:
-        """Start `num_ranks` processes for each replica; they dial its endpoint."""
+    def __init__(self, endpoints: Sequence[str], num_ranks: int, num_here: int, config: Path) -> None:
+        """Start the first `num_here` ranks of replicas with `num_ranks` each; they dial their replica's endpoint."""
         self._num_ranks = num_ranks
-        self._all = [
-            Worker(replica * num_ranks + place, endpoint, config)
-            for replica, endpoint in enumerate(endpoints)
-            for place in range(num_ranks)
-        ]
+        self._all = [Worker(rank, endpoints[rank // num_ranks], config) for rank in range(num_here)]
 
     def __iter__(self) -> Iterator[Worker]:
         """All of them, by rank."""

@@ -3,30 +3,54 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 from plait_proto import ExitCode
 
+from plait.nodes.layout import Layout
 from plait.nodes.messages import Cause
 
-_BLAMES = re.compile(r"\bengine (\d+)\b")
+_ENGINES = re.compile(r"\bengine (\d+)\b")
+_LOST_RANK = re.compile(r"^rank (\d+)(?: was lost)?: ")
 _OWN = (ExitCode.SETTINGS, ExitCode.HARDWARE, ExitCode.MODEL_FILES)
 
 
-def blamed_node(cause: Cause, node: int) -> int | None:
-    """The other node whose engine the cause names; engines have the numbers of their nodes."""
-    named = {int(number) for number in _BLAMES.findall(cause.reason)} - {node}
-    return named.pop() if len(named) == 1 else None
+class Causes:
+    """Failures by node, in the order in which they were heard of."""
 
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._causes: dict[int, Cause] = {}
 
-def root_cause(causes: Mapping[int, Cause]) -> tuple[int, Cause]:
-    """The node and its cause, from the failures by node in the order in which they were heard of."""
-    for node, cause in causes.items():
-        if cause.code in _OWN and blamed_node(cause, node) is None:
-            return node, cause
-    node, cause = next(iter(causes.items()))
-    seen = {node}
-    while (blamed := blamed_node(cause, node)) in causes and blamed is not None and blamed not in seen:
-        node, cause = blamed, causes[blamed]
-        seen.add(node)
-    return node, cause
+    def add(self, node: int, cause: Cause) -> None:
+        """The first cause of a node counts."""
+        self._causes.setdefault(node, cause)
+
+    def __contains__(self, node: int) -> bool:
+        return node in self._causes
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._causes)
+
+    def __len__(self) -> int:
+        return len(self._causes)
+
+    def blamed_node(self, cause: Cause, node: int) -> int | None:
+        """The other node whose engine, or whose rank of the head's engine, the cause of `node` names."""
+        named = {int(number) for number in _ENGINES.findall(cause.reason)}
+        if self._layout.spans_nodes and not cause.is_report and (rank := _LOST_RANK.match(cause.reason)):
+            named = {self._layout.node_of(int(rank.group(1)))}
+        named -= {node}
+        return named.pop() if len(named) == 1 else None
+
+    def root(self) -> tuple[int, Cause]:
+        """The node and its cause."""
+        for node, cause in self._causes.items():
+            if cause.code in _OWN and self.blamed_node(cause, node) is None:
+                return node, cause
+        node, cause = min(self._causes.items(), key=lambda one: one[1].is_report)
+        seen = {node}
+        while (blamed := self.blamed_node(cause, node)) in self._causes and blamed is not None and blamed not in seen:
+            node, cause = blamed, self._causes[blamed]
+            seen.add(node)
+        return node, cause

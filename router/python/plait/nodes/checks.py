@@ -121,7 +121,7 @@ def _of_gpus(facts: Facts, head: Facts, layout: Layout) -> Iterator[Finding]:
 
 def _of_memory(facts: Facts, layout: Layout) -> Iterator[Finding]:
     """Fails where the weights alone do not fit."""
-    copies = 1 / layout.num_nodes if layout.dp_attention else float(layout.replicas_per_node)
+    copies = (1 if layout.dp_attention else layout.dp) / layout.num_nodes
     needed = facts.model.num_bytes * copies
     free, what = facts.machine.free_bytes, "memory"
     if layout.has_gpus and facts.machine.gpus:

@@ -6,29 +6,28 @@ As a program: `python -m plait.nodes.engine_process PID serve ...` runs the comm
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import os
 import re
 import resource
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from plait_proto import ExitCode
 
 from plait.errors import ADVICE
+from plait.launch.remote_ranks import AWAITED
 from plait.launch.startup_summary import READY
+from plait.nodes.child_process import ChildProcess, OnLine
 from plait.nodes.messages import Cause
 
 KILL_SECONDS = 2.5
 """From the order to end at once to SIGKILL."""
-MAX_LINE_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _LAST_LINE = re.compile(r"plait: [a-z ]+ error \(exit code (\d+)\): (.*)")
-
-OnLine = Callable[[str], None]
 
 
 class EngineProcess:
@@ -36,13 +35,15 @@ class EngineProcess:
 
     def __init__(self, words: Sequence[str], on_line: OnLine) -> None:
         """`on_line` gets each line that it says."""
-        self._words = words
+        command = (sys.executable, "-m", "plait.nodes.engine_process", str(os.getpid()), *words)
+        self._process = ChildProcess(command, self._take)
         self._on_line = on_line
-        self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._last_line: tuple[int, str] | None = None
         self.url = ""
         """Once it takes requests."""
+        self.worker_config: Path | None = None
+        """Once it waits for ranks of other nodes: their configuration."""
         self.cause: Cause | None = None
         """Once it has ended."""
 
@@ -51,49 +52,23 @@ class EngineProcess:
 
     def drain(self) -> None:
         """Let it answer what it has, then end."""
-        self._signal(signal.SIGTERM)
+        self._process.send_signal(signal.SIGTERM)
 
     async def end(self) -> None:
         """End it now; returns when it has ended."""
         if self._task is None:
             return
         for _ in range(2):  # the second one ends a drain
-            self._signal(signal.SIGTERM)
+            self._process.send_signal(signal.SIGTERM)
             await asyncio.sleep(0.1)
         try:
             await asyncio.wait_for(asyncio.shield(self._task), KILL_SECONDS)
         except TimeoutError:
-            self._signal(signal.SIGKILL)
+            self._process.send_signal(signal.SIGKILL)
             await self._task
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
-
     async def _run(self) -> None:
-        process = self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "plait.nodes.engine_process", str(os.getpid()), *self._words),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            limit=MAX_LINE_BYTES,
-        )
-        reading = [asyncio.create_task(self._read(pipe)) for pipe in (process.stdout, process.stderr) if pipe]
-        code = await process.wait()
-        await asyncio.wait(reading, timeout=1.0)
-        self.cause = self._describe_end(code)
-
-    async def _read(self, pipe: asyncio.StreamReader) -> None:
-        while True:
-            try:
-                line = await pipe.readline()
-            except ValueError:  # longer than the limit, which drops it
-                continue
-            if not line:
-                return
-            self._take(line.decode(errors="replace").rstrip())
+        self.cause = self._describe_end(await self._process.run())
 
     def _take(self, line: str) -> None:
         if found := _LAST_LINE.match(line):
@@ -101,6 +76,8 @@ class EngineProcess:
             return  # the launcher says it last
         if line.startswith(READY):
             self.url = line.removeprefix(READY)
+        if line.startswith(AWAITED):
+            self.worker_config = Path(line.removeprefix(AWAITED))
         self._on_line(line)
 
     def _describe_end(self, code: int) -> Cause:

@@ -9,23 +9,31 @@ import msgspec
 
 from plait.flags import Flag, flags
 from plait.nodes.key_files import PUBLIC_KEYS, secret_key_file
-from plait.nodes.layout import Layout, votes_port
+from plait.nodes.layout import Layout, engine_port
 from plait.nodes.place import with_port
 from plait.nodes.settings import LaunchSettings
-from plait.settings import GroupSettings, ServeSettings
+from plait.settings import GroupSettings, HostSettings, ServeSettings
 
 
 def engine_settings_of(
     settings: LaunchSettings, layout: Layout, node: int, head_address: str, head_port: int
 ) -> ServeSettings:
     """What `plait serve` is given on `node`."""
-    group = GroupSettings()
-    if layout.num_nodes > 1:
-        folder = Path(settings.nodes.keys or "").absolute()
+    group, hosts = GroupSettings(), HostSettings()
+    folder = Path(settings.nodes.keys or "").absolute()
+    endpoint = engine_endpoint(head_address, head_port)
+    if layout.spans_nodes:
+        hosts = HostSettings(
+            rank_hosts=layout.num_nodes,
+            rank_endpoint=endpoint,
+            rank_secret_key_file=str(secret_key_file(folder, node)),
+            rank_public_keys_file=str(folder / PUBLIC_KEYS),
+        )
+    elif layout.num_nodes > 1:
         group = GroupSettings(
             group_engines=layout.num_nodes,
             group_engine=node,
-            group_endpoint=f"tcp://{with_port(head_address, votes_port(head_port))}",
+            group_endpoint=endpoint,
             group_secret_key_file=str(secret_key_file(folder, node)),
             group_public_keys_file=str(folder / PUBLIC_KEYS),
         )
@@ -34,8 +42,13 @@ def engine_settings_of(
         for field in msgspec.structs.fields(LaunchSettings)
         if field.name != "nodes"
     }
-    components["process"] = msgspec.structs.replace(settings.process, dp=layout.replicas_per_node)
-    return ServeSettings(**components, group=group)
+    components["process"] = msgspec.structs.replace(settings.process, dp=layout.replicas_per_engine)
+    return ServeSettings(**components, group=group, hosts=hosts)
+
+
+def engine_endpoint(head_address: str, head_port: int) -> str:
+    """Where the head's engine listens for other engines, or for the ranks of its first replica."""
+    return f"tcp://{with_port(head_address, engine_port(head_port))}"
 
 
 def engine_words(model: str | None, settings: ServeSettings) -> list[str]:

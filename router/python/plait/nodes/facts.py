@@ -15,10 +15,12 @@ from pathlib import Path
 
 import msgspec
 
-from plait.errors import ModelNotFoundError
+from plait.errors import ModelNotFoundError, SettingsError
 from plait.flags import flags
+from plait.launch.rank_interface import interface_to
 from plait.model_files import find_model
 from plait.nodes.messages import Facts, Gpu, Machine, ModelFiles, Versions
+from plait.nodes.place import with_port
 from plait.nodes.settings import LaunchSettings
 from plait.nvidia import NVIDIA_SMI_SECONDS, visible_lines
 from plait.shared_memory import shm_bytes
@@ -128,6 +130,18 @@ def _machine(gpus: tuple[Gpu, ...], ports: Sequence[tuple[str, int]]) -> Machine
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         taken_ports=tuple(why for host, port in ports if port and (why := why_taken(host, port))),
     )
+
+
+def describe_link(address: str) -> str:
+    """The interface that has `address`, with its rate if the driver says one: `eth0 (10.0.0.1, 25 Gbit/s)`."""
+    try:
+        name = interface_to(f"tcp://{with_port(address, 1)}")
+        megabits = int(Path(f"/sys/class/net/{name}/speed").read_text())
+    except SettingsError:
+        return address
+    except (OSError, ValueError):
+        megabits = 0
+    return f"{name} ({address}, {megabits / 1000:g} Gbit/s)" if megabits > 0 else f"{name} ({address})"
 
 
 def _free_memory() -> int:

@@ -9,11 +9,13 @@ from collections.abc import Callable
 import msgspec
 from plait_proto import ExitCode
 
+from plait.launch.remote_ranks import rank_endpoints
 from plait.nodes import messages
-from plait.nodes.causes import blamed_node, root_cause
+from plait.nodes.causes import Causes
 from plait.nodes.channel import Listener
 from plait.nodes.checks import find_faults, first_cause, table_lines
 from plait.nodes.engine_process import EngineProcess
+from plait.nodes.engine_words import engine_endpoint
 from plait.nodes.log_lines import LogWriter, Source, read_line
 from plait.nodes.messages import Cause, Facts
 from plait.nodes.plan import LaunchPlan
@@ -69,8 +71,7 @@ class Head:
         self._engine = EngineProcess(plan.words, self._on_own_line)
         self._facts: Facts | None = None
         self._num_refused = 0
-        self._causes: dict[int, Cause] = {}
-        """Failures by node, in the order in which they were heard of."""
+        self._causes = Causes(plan.layout)
         self._last_lines: dict[int, str] = {}
         """What each node said last."""
         self._is_draining = False
@@ -148,13 +149,34 @@ class Head:
     async def _load(self, seconds: float) -> None:
         self._tell_all(messages.Load())
         self._engine.start()
+        if self._plan.layout.spans_nodes:
+            began = time.monotonic()
+            await self._until(self._not_listening, seconds, "load")
+            self._tell_all(self._order_for_ranks())
+            seconds -= time.monotonic() - began
         await self._until(self._not_ready, seconds, "load")
+
+    def _not_listening(self) -> list[int]:
+        """The head, until its engine listens for the ranks of other nodes."""
+        return [self._plan.node] if self._engine.worker_config is None else []
+
+    def _order_for_ranks(self) -> messages.StartRanks:
+        config, plan = self._engine.worker_config, self._plan
+        assert config is not None, "the engine listens"
+        try:
+            content = config.read_bytes()
+        except OSError as error:  # the engine has ended
+            raise EndError(Cause(code=int(ExitCode.RANK_LOST), reason=f"node 0: {config}: {error.strerror}")) from error
+        endpoint = engine_endpoint(plan.head_address, plan.place.head_port)
+        return messages.StartRanks(content, tuple(rank_endpoints(endpoint, plan.layout.dp)))
 
     def _not_checked(self) -> list[int]:
         return [node for node, peer in self._peers.items() if peer.problems is None or peer.clock is None]
 
     def _not_ready(self) -> list[int]:
         own = [] if self._engine.url else [self._plan.node]
+        if self._plan.layout.spans_nodes:
+            return own  # its engine is ready once all ranks are
         return own + [node for node, peer in self._peers.items() if not peer.is_ready]
 
     async def _until(self, missing: Callable[[], list[int]], seconds: float | None, phase: str) -> None:
@@ -226,14 +248,15 @@ class Head:
         if known is not None and known.facts.session != facts.session:
             both = f"{known.facts.host} ({known.facts.address}) and {facts.host} ({facts.address})"
             reason = f"two nodes say that they are node {node}: {both}; give each its own --node-rank"
-            self._causes.setdefault(0, Cause(code=int(ExitCode.SETTINGS), reason=reason))
-            self._send(connection, messages.Stop(self._causes[0]))
+            cause = Cause(code=int(ExitCode.SETTINGS), reason=reason)
+            self._causes.add(0, cause)
+            self._send(connection, messages.Stop(cause))
         elif known is None:
             self._peers[node] = Peer(connection, facts, time.monotonic())
             say(f"Node {node} is {facts.host} at {facts.address}: {facts.address_reason}")
 
     def _log_of(self, node: int, lines: list[str]) -> None:
-        first = self._plan.layout.ranks_of(node).start
+        first = self._plan.layout.first_rank_of_engine(node)
         for line in lines:
             self._log.add(*read_line(line, node, first))
             self._last_lines[node] = line
@@ -281,7 +304,7 @@ class Head:
         ):
             self._find_failures()
             await asyncio.sleep(POLL_SECONDS)
-        node, cause = root_cause(self._causes)
+        node, cause = self._causes.root()
         raise EndError(self._named(node, cause))
 
     def _named(self, node: int, cause: Cause) -> Cause:
@@ -290,8 +313,8 @@ class Head:
 
     def _is_blamed_node_silent(self) -> bool:
         """Whether the only cause so far names another node that has said nothing: it may be cut off."""
-        node, cause = root_cause(self._causes)
-        blamed = blamed_node(cause, node)
+        node, cause = self._causes.root()
+        blamed = self._causes.blamed_node(cause, node)
         return blamed is not None and blamed in self._peers and blamed not in self._causes
 
     def _find_failures(self) -> bool:
@@ -299,14 +322,14 @@ class Head:
         now = time.monotonic()
         for node, peer in self._peers.items():
             if peer.cause is not None and peer.cause.code != 0:
-                self._causes.setdefault(node, peer.cause)
+                self._causes.add(node, peer.cause)
             elif peer.cause is None and now - peer.heard > LOST_SECONDS:
                 reason = f"no word from {peer.facts.address} for {LOST_SECONDS:g} s; it ended, hangs or is cut off"
-                self._causes.setdefault(node, Cause(code=int(ExitCode.RANK_LOST), reason=reason))
+                self._causes.add(node, Cause(code=int(ExitCode.RANK_LOST), reason=reason))
         own = self._engine.cause
         if own is not None and own.code != 0:
-            self._causes.setdefault(self._plan.node, own)
-        return bool(self._causes)
+            self._causes.add(self._plan.node, own)
+        return len(self._causes) > 0
 
     def _still_serving(self) -> list[int]:
         own = [self._plan.node] if self._engine.cause is None else []

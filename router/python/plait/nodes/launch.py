@@ -16,10 +16,10 @@ from plait.errors import DONE, SettingsError, StartError
 from plait.nodes.channel import Listener
 from plait.nodes.engine_words import engine_settings_of, engine_words
 from plait.nodes.environment import Environment
-from plait.nodes.facts import find_gpus
+from plait.nodes.facts import describe_link, find_gpus
 from plait.nodes.head import Head
 from plait.nodes.key_files import NodeKeys, read_keys
-from plait.nodes.layout import Layout, PortUse, layout_lines, listeners, plan_layout
+from plait.nodes.layout import Layout, PortUse, layout_lines, link_warning, listeners, plan_layout
 from plait.nodes.log_lines import LogWriter
 from plait.nodes.member import Member
 from plait.nodes.messages import Gpu, Stop
@@ -81,7 +81,8 @@ def _plan(
     address, reason = own_address(settings.nodes, head)
     if place.node == 0 and place.num_nodes > 1:
         address, reason = head, f"the head's, by {place.said_by}"
-    engine = engine_settings_of(settings, layout, place.node, head, place.head_port)
+    has_engine = layout.has_engine(place.node)
+    engine = engine_settings_of(settings, layout, place.node if has_engine else 0, head, place.head_port)
     check_settings(engine)
     opened = _listeners(settings, layout, head, place.head_port)[1 if place.num_nodes > 1 else 0 :]
     return LaunchPlan(
@@ -94,7 +95,7 @@ def _plan(
         address_reason=reason,
         gpus=gpus,
         keys=keys,
-        words=engine_words(model, engine),
+        words=engine_words(model, engine) if has_engine else [],
         ports=[(one.host, one.port) for one in opened if one.node in (None, place.node)],
     )
 
@@ -108,9 +109,16 @@ def _print_layout(plan: LaunchPlan) -> None:
         plan.layout, _listeners(plan.settings, plan.layout, plan.head_address, plan.place.head_port)
     ):
         say(line)
+    _warn_of_link(plan)
     say(f"This is node {plan.node} ({plan.place.said_by})")
     say(f"  address  {plan.address}: {plan.address_reason}")
-    say(f"  engine   {shlex.join(['plait', *plan.words])}")
+    words = shlex.join(["plait", *plan.words]) if plan.words else "on node 0; this node starts ranks alone"
+    say(f"  engine   {words}")
+
+
+def _warn_of_link(plan: LaunchPlan) -> None:
+    if warning := link_warning(plan.layout, describe_link(plan.address)):
+        say(warning)
 
 
 async def _run(plan: LaunchPlan) -> int:
@@ -119,6 +127,7 @@ async def _run(plan: LaunchPlan) -> int:
     nodes = plan.settings.nodes
     if nodes.stop_with_stdin:
         requests.attach_stdin(asyncio.get_running_loop(), sys.stdin.fileno())
+    _warn_of_link(plan)
     budget = RestartBudget(nodes.restart, nodes.restart_budget, nodes.restart_file)
     log = _open_log(plan)
     if plan.node == 0 and (delay := budget.delay_at_start(time.time())):

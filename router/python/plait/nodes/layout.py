@@ -37,7 +37,7 @@ class PortUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """A server over `num_nodes` nodes. Each node has one engine with whole replicas."""
+    """A server over `num_nodes` nodes: an engine with whole replicas on each, or one on the head for all ranks."""
 
     num_nodes: int
     tp: int
@@ -46,12 +46,27 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     has_gpus: bool
 
     @property
-    def replicas_per_node(self) -> int:
-        return self.dp // self.num_nodes
+    def spans_nodes(self) -> bool:
+        """A replica may have ranks on several nodes: the head has the one engine."""
+        return self.dp % self.num_nodes != 0
+
+    @property
+    def replicas_per_engine(self) -> int:
+        return self.dp if self.spans_nodes else self.dp // self.num_nodes
 
     @property
     def ranks_per_node(self) -> int:
-        return self.replicas_per_node * self.tp
+        return self.dp * self.tp // self.num_nodes
+
+    def has_engine(self, node: int) -> bool:
+        return node == 0 or not self.spans_nodes
+
+    def first_rank_of_engine(self, node: int) -> int:
+        """The rank that the engine which `node` belongs to calls rank 0."""
+        return 0 if self.spans_nodes else self.ranks_of(node).start
+
+    def node_of(self, rank: int) -> int:
+        return rank // self.ranks_per_node
 
     def ranks(self) -> Iterator[RankPlace]:
         for rank in range(self.dp * self.tp):
@@ -64,19 +79,35 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
                 replica=rank // self.tp,
             )
 
+    def replicas_with_remote_ranks(self) -> list[int]:
+        """Those with ranks on other nodes than their engine."""
+        if not self.spans_nodes:
+            return []
+        return [replica for replica in range(self.dp) if self.node_of((replica + 1) * self.tp - 1) > 0]
+
+    def split_replicas(self) -> list[int]:
+        """Those whose ranks are on several nodes: their collectives cross the network."""
+        ends = ((replica, replica * self.tp, (replica + 1) * self.tp - 1) for replica in range(self.dp))
+        return [replica for replica, first, last in ends if self.node_of(first) != self.node_of(last)]
+
     def ranks_of(self, node: int) -> range:
         return range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)
 
 
 def plan_layout(*, num_nodes: int, tp: int, dp: int, dp_attention: bool, gpus_per_node: int) -> Layout:
     """The layout; `gpus_per_node` is 0 for ranks on CPUs. Raises `SettingsError` if there is none."""
-    if dp % num_nodes:
+    layout = Layout(num_nodes=num_nodes, tp=tp, dp=dp, dp_attention=dp_attention, has_gpus=gpus_per_node > 0)
+    if dp * tp % num_nodes:
         nearest = -(-dp // num_nodes) * num_nodes
         raise SettingsError(
-            f"--dp is {dp} on {num_nodes} nodes; each node takes equally many whole replicas: give --dp {nearest}, or "
+            f"--dp {dp} times --tp {tp} are {dp * tp} ranks on {num_nodes} nodes; each node takes equally many: give "
+            f"--dp {nearest} for whole replicas on each node, or a --tp that divides"
+        )
+    if layout.spans_nodes and dp_attention:
+        raise SettingsError(
+            f"--dp is {dp} on {num_nodes} nodes; with --dp-attention each node takes equally many whole replicas: give "
             "another multiple of --nnodes"
         )
-    layout = Layout(num_nodes=num_nodes, tp=tp, dp=dp, dp_attention=dp_attention, has_gpus=gpus_per_node > 0)
     if layout.has_gpus and layout.ranks_per_node > gpus_per_node:
         raise SettingsError(
             f"--dp {dp} and --tp {tp} on {num_nodes} nodes put {layout.ranks_per_node} ranks on a node, which has "
@@ -89,13 +120,30 @@ def listeners(layout: Layout, head: str, head_port: int, http: tuple[str, int]) 
     """The ports that the nodes open."""
     if layout.num_nodes > 1:
         yield PortUse(node=0, host=head, port=head_port, purpose="the nodes' launchers meet (CURVE, listed keys)")
-        yield PortUse(node=0, host=head, port=votes_port(head_port), purpose="the engines vote (CURVE, listed keys)")
-    yield PortUse(node=None, host=http[0], port=http[1], purpose="HTTP of each node's engine")
+        if not layout.spans_nodes:
+            purpose = "the engines vote (CURVE, listed keys)"
+            yield PortUse(node=0, host=head, port=engine_port(head_port), purpose=purpose)
+        for replica in layout.replicas_with_remote_ranks():
+            purpose = f"replica {replica}'s ranks on other nodes connect (CURVE, listed keys)"
+            yield PortUse(node=0, host=head, port=engine_port(head_port) + replica, purpose=purpose)
+    node = 0 if layout.spans_nodes else None
+    yield PortUse(node=node, host=http[0], port=http[1], purpose="HTTP of each node's engine")
 
 
-def votes_port(head_port: int) -> int:
-    """Where engine 0 listens for the other engines."""
+def engine_port(head_port: int) -> int:
+    """Where engine 0 listens for other engines, or for other nodes' ranks of its first replica."""
     return head_port + 1
+
+
+def link_warning(layout: Layout, link: str) -> str:
+    """What is said if collectives of tensor parallelism cross `link`, the network between nodes; else empty."""
+    if not (split := layout.split_replicas()):
+        return ""
+    which = f"replica {split[0]} has" if len(split) == 1 else f"{len(split)} replicas have"
+    return (
+        f"warning: {which} ranks on several nodes: two all-reduces a layer cross {link}; where a node holds a replica, "
+        "a --dp that is a multiple of --nnodes is faster"
+    )
 
 
 def layout_lines(layout: Layout, ports: list[PortUse]) -> Iterator[str]:

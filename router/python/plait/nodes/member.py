@@ -19,6 +19,7 @@ from plait.nodes.messages import Cause
 from plait.nodes.place import with_port
 from plait.nodes.plan import LaunchPlan
 from plait.nodes.probes import answer_probes, probe
+from plait.nodes.rank_processes import RankProcesses
 from plait.nodes.signals import StopRequests
 from plait.output import say
 
@@ -35,7 +36,8 @@ class Member:
         self._plan, self._keys, self._log, self._requests = plan, keys, log, requests
         head, port = plan.head_address, plan.place.head_port
         self._head = Dialler(keys, plan.node, 0, head, port)
-        self._engine = EngineProcess(plan.words, self._on_line)
+        self._ranks = None if plan.layout.has_engine(plan.node) else RankProcesses(plan, keys, self._on_line)
+        self._engine = self._ranks or EngineProcess(plan.words, self._on_line)
         self._lines: list[str] = []
         self._heard: float | None = None
         """When the head last said something; None: it has not yet."""
@@ -128,6 +130,8 @@ class Member:
                 case messages.Load():
                     say("Preflight passed on all nodes; loading")
                     self._engine.start()
+                case messages.StartRanks() if self._ranks is not None:
+                    self._ranks.start_ranks(message)
                 case messages.Drain():
                     self._engine.drain()
                 case messages.Stop():
@@ -144,7 +148,8 @@ class Member:
             self._send(messages.Drain())
 
     def _on_line(self, line: str) -> None:
-        self._log.add(*read_line(line, self._plan.node, self._plan.first_rank))
+        first = self._plan.layout.first_rank_of_engine(self._plan.node)
+        self._log.add(*read_line(line, self._plan.node, first))
         self._lines.append(line)
 
     def _flush(self) -> None:

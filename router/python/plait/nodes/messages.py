@@ -76,6 +76,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     code: int
     """Exit code; 0: it drained."""
     reason: str
+    is_report: bool = False
+    """A rank's own word that another one, or its engine, is gone: a consequence of something else."""
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
@@ -105,6 +107,15 @@ class Probed(msgspec.Struct, frozen=True, tag=True):
 
 class Load(msgspec.Struct, frozen=True, tag=True):
     """The preflight is passed: start the engine."""
+
+
+class StartRanks(msgspec.Struct, frozen=True, tag=True):
+    """The head's engine listens for this node's ranks: start them."""
+
+    config: bytes
+    """The workers' configuration; its fingerprint is part of their handshake."""
+    endpoints: tuple[str, ...]
+    """Where the ranks of each replica connect."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -140,7 +151,7 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
     """The node is alive."""
 
 
-Message = Join | ClockTick | Probe | Probed | Load | Ready | Lines | Ended | Drain | Stop | Alive
+Message = Join | ClockTick | Probe | Probed | Load | StartRanks | Ready | Lines | Ended | Drain | Stop | Alive
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Message).decode

@@ -12,8 +12,8 @@ from plait.errors import SettingsError
 from plait.nodes.environment import HEAD_PORT, Environment, JobPlace, read_job
 from plait.nodes.settings import NodeSettings
 
-LAST_HEAD_PORT = 65_535 - 8
-"""The ports after the head's belong to the engines."""
+LAST_HEAD_PORT = 65_535 - 64
+"""The ports after the head's belong to its engine: one for other engines, or one a replica for ranks of other nodes."""
 RESOLVE_AGAIN_SECONDS = 1.0
 
 

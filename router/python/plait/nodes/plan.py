@@ -26,17 +26,13 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     keys: NodeKeys | None
     """None: there is one node alone."""
     words: list[str]
-    """The command line of this node's engine."""
+    """The command line of this node's engine; empty if the head has the only one."""
     ports: list[tuple[str, int]]
     """Those that this node's engine opens."""
 
     @property
     def node(self) -> int:
         return self.place.node
-
-    @property
-    def first_rank(self) -> int:
-        return self.layout.ranks_of(self.node).start
 
     def facts(self, probe_port: int) -> Facts:
         """The facts of this node, as they are now."""

@@ -1,11 +1,11 @@
-//! Which CURVE keys may connect, and whose they are: engines', or remote workers'. libzmq asks about each key over its authentication
-//! protocol (ZAP, ZeroMQ RFC 27).
+//! Which CURVE keys may connect, and whose they are: engines', or those of hosts with ranks. libzmq asks about each key
+//! over its authentication protocol (ZAP, ZeroMQ RFC 27).
 //!
 //! A thread of its own answers, so strangers wait for nobody and wake nobody.
 
 use std::thread::{self, JoinHandle};
 
-use super::settings::Key;
+use crate::group::Key;
 
 /// Where libzmq asks.
 const ENDPOINT: &str = "inproc://zeromq.zap.01";
