@@ -63,6 +63,7 @@ def test_a_listed_key_brings_a_rank_to_its_engine(engine: zmq.Socket[bytes]) -> 
 )
 def test_a_rank_with_a_wrong_key_says_so(engine: zmq.Socket[bytes], keys: LinkKeys, code: ExitCode, said: str) -> None:
     link = dial(engine, keys)
+    link.send([b"hello"])
     with pytest.raises(WorkerError) as failure:
         link.welcome()
     link.close()

@@ -195,7 +195,10 @@ class _Wire:
         frames = self._outbox.recv_multipart()
         if frames == [_CLOSE]:
             return False
-        self._dealer.send_multipart(frames)
+        try:
+            self._dealer.send_multipart(frames)
+        except zmq.Again:  # libzmq gives up a connection whose handshake failed
+            self._lose_engine(why_ended(self._monitor))
         self._is_greeted = True
         if self._failure is not None:
             self._fail_asked(self._failure)

@@ -25,6 +25,8 @@ _KEEPALIVE = {
 }
 """As the engine's: a link whose other end is silent closes within 5 s, not after a quarter of an hour."""
 
+_SEND_MILLISECONDS = 500
+
 
 class LinkKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file of ``--keys``: CURVE keys in Z85, 40 characters each."""
@@ -45,6 +47,7 @@ class LinkKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 ExitCode.SETTINGS, "--keys: not three CURVE keys in Z85; take those of `plait keys new`"
             ) from error
         socket.ipv6 = True
+        socket.sndtimeo = _SEND_MILLISECONDS
         for option, value in _KEEPALIVE.items():
             socket.setsockopt(option, value)
 
@@ -62,7 +65,9 @@ def read_keys(path: Path) -> LinkKeys:
 
 
 def why_ended(monitor: zmq.Socket[bytes]) -> EngineError:
-    """Why the link ended, from its next event."""
+    """Why the link ended, from its next event, if there is one."""
+    if not monitor.poll(0):
+        return EngineError(ExitCode.RANK_LOST, "the engine takes no messages any more")
     event = int(parse_monitor_message(monitor.recv_multipart())["event"])
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
         return EngineError(ExitCode.SETTINGS, "the engine refuses this host's key: it is not listed for this rank")

@@ -229,10 +229,13 @@ impl Rank {
         }
     }
 
+    /// Sends. libzmq gives up a connection whose key was refused: then nothing takes a message any more.
     fn say(&self, message: &Message) {
-        self.socket
-            .send_multipart(plait_proto::encode(message), 0)
-            .unwrap();
+        let frames = plait_proto::encode(message);
+        match self.socket.send_multipart(frames, zmq::DONTWAIT) {
+            Err(zmq::Error::EAGAIN) if self.behavior.keys.is_some() => {}
+            sent => sent.unwrap(),
+        }
     }
 
     /// Handles the messages that have come; false at the end.
