@@ -61,7 +61,7 @@ impl Hosts {
     /// Waits until something from a peer that is no rank is dropped.
     fn wait_for_dropped(&mut self) {
         let before = self.harness.metric(DROPPED);
-        self.harness.wait_until("a peer is turned away", |harness| {
+        self.harness.wait_until("something is dropped", |harness| {
             harness.metric(DROPPED) > before
         });
     }
