@@ -82,7 +82,7 @@ _KINDS: dict[type[Message], Kind] = {
     StoreRequest: Kind.STORE_REQUEST,
     StoreReply: Kind.STORE_REPLY,
 }
-_NUM_OPTIONAL: dict[type[Fields], int] = {Hello: 2, Welcome: 1, Vote: 1, Decision: 1, Join: 1}
+_NUM_OPTIONAL: dict[type[Fields], int] = {Hello: 2, Welcome: 1, Vote: 2, Decision: 1, Join: 1}
 """Fields at the end that may be left out."""
 # At least, and at most.
 _NUM_FRAMES = {kind: (2, 2) for kind in Kind} | {Kind.PLAN: (6, 9), Kind.STEP_RESULT: (6, 6)}

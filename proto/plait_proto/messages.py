@@ -150,7 +150,9 @@ class Vote(Fields, frozen=True):
     idle: bool
     draining: bool
     prompts: PromptCounts | None = None
-    """Of the prefill rows; left out while there are none."""
+    """Of the prefill rows; left out while there are none and ``graphs`` is empty."""
+    graphs: tuple[CapturedSize, ...] = ()
+    """In a first vote the sizes that all ranks of its engine capture; left out while it is empty."""
 
 
 class Decision(Fields, frozen=True):

@@ -121,7 +121,7 @@ pub struct Welcome {
 }
 
 /// What a replica would do in a step of its group.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Vote {
     /// Whose vote.
     pub replica: u32,
@@ -141,9 +141,37 @@ pub struct Vote {
     pub idle: bool,
     /// It takes no new requests.
     pub draining: bool,
-    /// Its prefill rows; left out while there are none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Its prefill rows; left out while there are none and `graphs` is empty.
+    #[serde(default)]
     pub prompts: Option<PromptCounts>,
+    /// In a first vote the sizes that all ranks of its engine capture; left out while it is empty.
+    #[serde(default)]
+    pub graphs: Vec<CapturedSize>,
+}
+
+impl Serialize for Vote {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let has_graphs = !self.graphs.is_empty();
+        let has_prompts = has_graphs || self.prompts.is_some();
+        let num_fields = 9 + usize::from(has_prompts) + usize::from(has_graphs);
+        let mut fields = serializer.serialize_struct("Vote", num_fields)?;
+        fields.serialize_field("replica", &self.replica)?;
+        fields.serialize_field("step", &self.step)?;
+        fields.serialize_field("num_prefill_tokens", &self.num_prefill_tokens)?;
+        fields.serialize_field("num_decode_rows", &self.num_decode_rows)?;
+        fields.serialize_field("num_tokens", &self.num_tokens)?;
+        fields.serialize_field("wants_mixed", &self.wants_mixed)?;
+        fields.serialize_field("can_graph", &self.can_graph)?;
+        fields.serialize_field("idle", &self.idle)?;
+        fields.serialize_field("draining", &self.draining)?;
+        if has_prompts {
+            fields.serialize_field("prompts", &self.prompts)?;
+        }
+        if has_graphs {
+            fields.serialize_field("graphs", &self.graphs)?;
+        }
+        fields.end()
+    }
 }
 
 /// What choosing a captured step must know of a replica's prefill rows.

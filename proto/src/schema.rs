@@ -62,7 +62,7 @@ fn the_schema_lists_the_fields_of_plain_messages() {
     for name in [
         "hello_graphs",
         "welcome_two_page_kinds",
-        "vote_prompts",
+        "vote_graphs",
         "verdict_prompts",
         "drain",
         "beat",

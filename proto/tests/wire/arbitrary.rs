@@ -110,8 +110,15 @@ fn page_kind() -> impl Strategy<Value = PageKind> {
 
 fn vote() -> impl Strategy<Value = Vote> {
     let prompts = option::of(any::<[u32; 2]>());
-    let fields = (any::<[u32; 4]>(), any::<u64>(), any::<[bool; 4]>(), prompts);
-    fields.prop_map(|(counts, step, bits, prompts)| {
+    let graphs = vec(captured_size(), 0..4);
+    let fields = (
+        any::<[u32; 4]>(),
+        any::<u64>(),
+        any::<[bool; 4]>(),
+        prompts,
+        graphs,
+    );
+    fields.prop_map(|(counts, step, bits, prompts, graphs)| {
         let [replica, num_prefill_tokens, num_decode_rows, num_tokens] = counts;
         let [wants_mixed, can_graph, idle, draining] = bits;
         Vote {
@@ -128,6 +135,7 @@ fn vote() -> impl Strategy<Value = Vote> {
                 num_rows,
                 num_context_tokens,
             }),
+            graphs,
         }
     })
 }

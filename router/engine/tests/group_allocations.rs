@@ -68,6 +68,12 @@ fn others(endpoint: &str) -> zmq::Socket {
                 idle: false,
                 draining: false,
                 prompts: None,
+                graphs: vec![plait_proto::CapturedSize {
+                    prompt_tokens: 0,
+                    prompt_rows: 0,
+                    decode_rows: 1,
+                    context_tokens: None,
+                }],
             },
         );
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use plait_core::{Decision, Micros, Vote};
+use plait_core::{Decision, GraphSize, Micros, Vote};
 use plait_proto::{
     ExitCode, Fact, Fail, Join, Message, PROTOCOL, StoreReply, StoreRequest, schema_fingerprint,
 };
@@ -205,7 +205,10 @@ impl Coordinator {
     ) -> Result<(), GroupFailure> {
         match message {
             Message::Vote(vote) => match vote_from_wire(&vote) {
-                Some(vote) => return self.count(engine, vote, now),
+                Some(cast) => {
+                    self.add_graphs(engine, &vote);
+                    return self.count(engine, cast, now);
+                }
                 None => self.drop_invalid(engine, &vote),
             },
             Message::Fail(fail) => {
@@ -219,6 +222,24 @@ impl Coordinator {
             _ => self.drop_counts.num_unexpected += 1,
         }
         Ok(())
+    }
+
+    /// Takes the captured sizes that an engine tells with its first votes.
+    fn add_graphs(&self, engine: u32, vote: &plait_proto::Vote) {
+        if !self.is_first_round() || vote.step != 1 {
+            return;
+        }
+        let settings = &self.settings;
+        let missing = settings
+            .graphs
+            .add_engine(&vote.graphs, settings.max_tokens);
+        if !missing.is_empty() {
+            let tokens: Vec<u32> = missing.iter().map(GraphSize::num_tokens).collect();
+            tracing::warn!(
+                engine,
+                "engine {engine} has not captured the sizes of {tokens:?} tokens, so that no engine replays them;                  give all engines the same free memory"
+            );
+        }
     }
 
     fn drop_invalid(&mut self, engine: u32, vote: &impl fmt::Debug) {

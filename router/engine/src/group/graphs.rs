@@ -16,13 +16,22 @@ impl CapturedGraphs {
     /// than `max_tokens`: no step is padded to them.
     pub fn add_replica(&self, hellos: &[Hello], max_tokens: u32) {
         for hello in hellos {
-            let sizes = hello.graphs.iter().map(size_from_wire);
-            self.add_rank(
-                sizes
-                    .filter(|size| (1..=max_tokens).contains(&size.num_tokens()))
-                    .collect(),
-            );
+            self.add_rank(sizes_from_wire(&hello.graphs, max_tokens));
         }
+    }
+
+    /// Adds those of another engine, as its first vote tells. Returns the sizes that it has not captured.
+    pub fn add_engine(&self, sizes: &[CapturedSize], max_tokens: u32) -> Vec<GraphSize> {
+        let before = self.sizes();
+        self.add_rank(sizes_from_wire(sizes, max_tokens));
+        let after = self.sizes();
+        let lost = before.iter().filter(|size| !after.contains(size));
+        lost.copied().collect()
+    }
+
+    /// For this engine's first vote.
+    pub fn to_wire(&self) -> Vec<CapturedSize> {
+        self.sizes().iter().map(size_to_wire).collect()
     }
 
     fn add_rank(&self, mut sizes: Vec<GraphSize>) {
@@ -54,6 +63,22 @@ impl From<Vec<GraphSize>> for CapturedGraphs {
         let graphs = Self::default();
         graphs.add_rank(sizes);
         graphs
+    }
+}
+
+fn sizes_from_wire(sizes: &[CapturedSize], max_tokens: u32) -> Vec<GraphSize> {
+    let sizes = sizes.iter().map(size_from_wire);
+    sizes
+        .filter(|size| (1..=max_tokens).contains(&size.num_tokens()))
+        .collect()
+}
+
+fn size_to_wire(size: &GraphSize) -> CapturedSize {
+    CapturedSize {
+        prompt_tokens: size.prompt_tokens,
+        prompt_rows: size.prompt_rows,
+        decode_rows: size.decode_rows,
+        context_tokens: size.context_tokens,
     }
 }
 

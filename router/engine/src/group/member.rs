@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use plait_core::{Decision, Micros, Vote};
 use plait_proto::{
-    ExitCode, Fail, Join, Message, PROTOCOL, StoreReply, StoreRequest, schema_fingerprint,
+    CapturedSize, ExitCode, Fail, Join, Message, PROTOCOL, StoreReply, StoreRequest,
+    schema_fingerprint,
 };
 
 use crate::clock::micros;
@@ -95,10 +96,22 @@ impl Member {
         self.votes.clear();
         self.votes.extend_from_slice(votes);
         self.deadline = Some(Micros(now.0 + micros(self.limit())));
-        let sent = votes
-            .iter()
-            .try_for_each(|vote| self.dialler.send(&vote_to_wire(vote).into()));
+        let sent = votes.iter().try_for_each(|vote| {
+            let graphs = self.graphs_to_tell();
+            let vote = vote_to_wire(vote);
+            self.dialler
+                .send(&plait_proto::Vote { graphs, ..vote }.into())
+        });
         sent.map_err(|unsent| self.fail_unsent(unsent))
+    }
+
+    /// The captured sizes, in the first round.
+    fn graphs_to_tell(&self) -> Vec<CapturedSize> {
+        if self.round.step() == 1 {
+            self.settings.graphs.to_wire()
+        } else {
+            Vec::new()
+        }
     }
 
     /// See [`super::Exchange::receive`].

@@ -100,7 +100,7 @@ pub struct GroupSettings {
     pub config: Fingerprint,
     /// What that is the fingerprint of, so that an engine that differs is told in what.
     pub facts: Vec<Fact>,
-    /// Sizes of the graphs that every replica has captured.
+    /// Sizes of the graphs that every rank of this engine has captured; in engine 0 of all engines.
     pub graphs: CapturedGraphs,
     /// Tokens of one replica's step at most. A larger vote or decision would have every rank allocate for it.
     pub max_tokens: u32,

@@ -19,6 +19,7 @@ pub fn vote_to_wire(vote: &Vote) -> plait_proto::Vote {
             num_rows: vote.num_prefill_rows,
             num_context_tokens: vote.num_context_tokens,
         }),
+        graphs: Vec::new(),
     }
 }
 

@@ -95,6 +95,7 @@ fn idle(replica: u32, step: u64) -> Vote {
         idle: true,
         draining: false,
         prompts: None,
+        graphs: Vec::new(),
     }
 }
 

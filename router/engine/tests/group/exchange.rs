@@ -58,6 +58,7 @@ fn wire_vote(vote: &Vote) -> plait_proto::Vote {
         idle: vote.idle,
         draining: vote.draining,
         prompts: None,
+        graphs: Vec::new(),
     }
 }
 
