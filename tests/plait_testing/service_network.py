@@ -60,7 +60,8 @@ class ServiceNetwork(threading.Thread):
 
     def _look_round(self) -> None:
         where = f"namespaces/{self._namespace}"
-        services = self._api.get(f"/api/v1/{where}/services")["items"]
+        found = self._api.get(f"/api/v1/{where}/services")["items"]
+        services = [one for one in found if "clusterIP" in one["spec"]]  # the others are names of somewhere else
         slices = self._api.get(f"/apis/discovery.k8s.io/v1/{where}/endpointslices")["items"]
         self._set_rules(services, slices)
         hosts = "".join(sorted(self._host_lines(services, slices)))

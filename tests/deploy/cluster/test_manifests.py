@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -167,3 +167,44 @@ def test_helm_installs_upgrades_and_rolls_back(plane: ControlPlane, namespace: s
     assert args() == [*before, "--max-seqs=8"]
     helm("rollback", "plait", "1")
     assert args() == before
+
+
+def too_many_gpus(container: dict[str, Any]) -> None:
+    container["resources"]["limits"]["nvidia.com/gpu"] = 16
+
+
+def no_claim(container: dict[str, Any]) -> None:
+    """The test makes none."""
+
+
+def rdma(container: dict[str, Any]) -> None:
+    container["securityContext"]["capabilities"]["add"] = ["IPC_LOCK"]
+
+
+@pytest.mark.acceptance("cluster")
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (too_many_gpus, "Insufficient nvidia.com/gpu"),
+        (no_claim, 'persistentvolumeclaim "models" not found'),
+        (rdma, 'violates PodSecurity "restricted:latest": unrestricted capabilities'),
+    ],
+)
+def test_what_cannot_run_says_why_in_an_event(
+    plane: ControlPlane, namespace: str, mistake: Callable[[dict[str, Any]], None], words: str
+) -> None:
+    assert words in (budgets.ROOT / "docs" / "deploying.md").read_text()
+    documents = golden("tensor-parallel.yaml")
+    (deployment,) = (one for one in documents if one["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    pod["nodeSelector"] = {}
+    mistake(pod["containers"][0])
+    if mistake is not no_claim:
+        claim_volumes(plane, pod["volumes"], namespace)
+    where = f"--namespace={namespace}"
+    plane.kubectl("apply", "--server-side", where, "--filename=-", text=yaml.safe_dump_all(documents))
+
+    def events() -> str:
+        return "\n".join(event["message"] for event in plane.get("events", where))
+
+    wait_for(lambda: words in events(), words, events)

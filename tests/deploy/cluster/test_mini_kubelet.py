@@ -104,7 +104,7 @@ def test_the_autoscaler_follows_the_queue(cluster: Cluster, tmp_path: Path, reco
     cluster.wait_for(lambda: is_rolled_out(cluster.plane), "servers of two requests at a time")
     with metrics_adapter(cluster.plane, tmp_path, [WAITING], lambda metric: metric_of_pods(cluster, metric)):
         started = time.monotonic()
-        with load(cluster.network, cluster.url, clients=16, num_tokens=256) as asked:
+        with load(cluster.network, cluster.url, clients=16, num_tokens=128) as asked:
             cluster.wait_for(lambda: desired(cluster) == 3, "the autoscaler's word")
             decided = time.monotonic() - started
             waiting = current(cluster)
