@@ -1,0 +1,166 @@
+"""The server's image, if one was built here: nothing secret in it, and it runs as nobody on a read-only root.
+
+`PLAIT_IMAGE` names it. docs/deploying.md says how to build it; buildah and crun unpack and run it without a daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from plait_testing.recording import Record
+
+pytestmark = pytest.mark.slow
+IMAGE = os.environ.get("PLAIT_IMAGE", "localhost/plait")
+USER = 10001
+HISTORIES = {".bash_history", ".python_history", ".sh_history", ".lesshst", ".viminfo", ".wget-hsts"}
+CREDENTIALS = {".netrc", ".pypirc", ".npmrc", ".git-credentials", "id_rsa", "id_ed25519", "credentials", "pip.conf"}
+SECRET_NAME = re.compile(r"token|secret|password|api_?key|credential", re.IGNORECASE)
+READY_SECONDS = 120.0
+
+
+def buildah(*words: str) -> str:
+    return subprocess.run(["buildah", *words], check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def root() -> Iterator[Path]:
+    """The image's files."""
+    for tool in ("buildah", "crun"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"no {tool}")
+    if subprocess.run(["buildah", "inspect", "--type", "image", IMAGE], capture_output=True, check=False).returncode:
+        pytest.skip(f"no image {IMAGE}; docs/deploying.md builds it")
+    container = buildah("from", "--pull-never", IMAGE)
+    try:
+        yield Path(buildah("mount", container))
+    finally:
+        buildah("umount", container)
+        buildah("rm", container)
+
+
+@pytest.fixture(scope="module")
+def described(root: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(buildah("inspect", "--type", "image", IMAGE))["OCIv1"]
+    return found
+
+
+def test_it_runs_as_nobody_and_says_nothing_secret(described: dict[str, Any]) -> None:
+    config = described["config"]
+    assert config["User"] == f"{USER}:{USER}"
+    assert config["Entrypoint"] == ["plait"]
+    assert not [word for word in config["Env"] if SECRET_NAME.search(word)]
+    steps = [str(step.get("created_by", "")) for step in described["history"]]
+    assert not [step for step in steps if re.search(r"(token|secret|password)=", step, re.IGNORECASE)]
+
+
+def files(root: Path) -> Iterator[Path]:
+    for folder, _, names in os.walk(root):
+        yield from (Path(folder, name) for name in names)
+
+
+def test_no_history_no_credentials_and_no_private_key_lie_in_it(root: Path) -> None:
+    left = [path for path in files(root) if path.name in HISTORIES | CREDENTIALS]
+    assert left == []
+    homes = [root / "root", root / "home", root / "cache"]
+    assert not [path for home in homes for path in files(home) if path.name not in (".bashrc", ".profile")]
+    small = [path for path in files(root) if path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 16]
+    keys = [path for path in small if re.match(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----", path.read_bytes())]
+    assert keys == []
+
+
+def test_its_user_owns_the_cache_alone(root: Path) -> None:
+    own = [path for path in files(root) if path.lstat().st_uid == USER or path.lstat().st_gid == USER]
+    assert own == []
+    assert (root / "cache").stat().st_uid == USER
+    assert not [path for path in files(root / "opt") if path.lstat().st_mode & 0o002 and not path.is_symlink()]
+
+
+def test_its_inventory_names_the_packages_that_are_there(root: Path) -> None:
+    inventory = json.loads((root / "usr/share/plait/sbom.json").read_bytes())
+    assert inventory["bomFormat"] == "CycloneDX"
+    named = {f"{one['name']}-{one['version']}".lower().replace("_", "-") for one in inventory["components"]}
+    installed = {
+        path.stem.lower().replace("_", "-") for path in root.glob("opt/plait/lib/python3*/site-packages/*.dist-info")
+    }
+    assert {name for name in installed if name.startswith("plait-")} <= named
+    assert installed <= named
+    crates = list(root.glob("opt/plait/lib/python3*/site-packages/plait-*.dist-info/sboms/*.json"))
+    assert any(json.loads(path.read_bytes())["components"] for path in crates)
+
+
+@contextlib.contextmanager
+def started(root: Path, folder: Path, models: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A container of the image as the chart runs it: nobody, without rights, on a read-only root."""
+    folder.mkdir()
+    config = container_config(root, models, list(words))
+    (folder / "config.json").write_text(json.dumps(config))
+    name = f"plait-{os.getpid()}-{folder.name}"
+    process = subprocess.Popen(
+        ["crun", "run", "--bundle", folder, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        subprocess.run(["crun", "delete", "--force", name], capture_output=True, check=False)
+        process.wait()
+
+
+def container_config(root: Path, models: Path, words: list[str]) -> dict[str, Any]:
+    image = json.loads(buildah("inspect", "--type", "image", IMAGE))["OCIv1"]["config"]
+    mounts: list[dict[str, Any]] = [{"destination": "/proc", "type": "proc", "source": "proc"}]
+    mounts += [{"destination": path, "type": "tmpfs", "source": "tmpfs"} for path in ("/dev", "/dev/shm")]
+    for path in ("/tmp", "/cache"):
+        mounts.append({"destination": path, "type": "tmpfs", "source": "tmpfs", "options": ["mode=1777"]})
+    mounts.append({"destination": "/models", "type": "bind", "source": str(models), "options": ["bind", "ro"]})
+    return {
+        "ociVersion": "1.0.0",
+        "process": {
+            "user": {"uid": USER, "gid": USER},
+            "args": words,
+            "env": image["Env"],
+            "cwd": "/cache",
+            "noNewPrivileges": True,
+            "capabilities": {},
+        },
+        "root": {"path": str(root), "readonly": True},
+        "mounts": mounts,
+        "linux": {"namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts")]},
+    }
+
+
+def test_its_root_cannot_be_written(root: Path, tmp_path: Path, check_models: Path) -> None:
+    program = (
+        "import os\nprint(os.getuid())\nopen('/cache/x', 'w')\n"
+        "for path in ('/x', '/opt/plait/x', '/usr/x'):\n"
+        "    try: open(path, 'w')\n"
+        "    except OSError as error: print(error.strerror)\n"
+    )
+    with started(root, tmp_path / "writes", check_models, "python3", "-c", program) as container:
+        said, errors = container.communicate(timeout=READY_SECONDS)
+    assert said.splitlines() == [str(USER), *["Read-only file system"] * 3], errors
+
+
+def test_it_serves_and_drains(root: Path, tmp_path: Path, check_models: Path, record: Record) -> None:
+    begun = time.monotonic()
+    words = ["plait", "serve", "/models/recall-gqa", "--port=0", "--device=cpu", "--threads=1", "--num-pages=64"]
+    with started(root, tmp_path / "serves", check_models, *words) as container:
+        assert container.stdout is not None
+        lines = iter(container.stdout.readline, "")
+        url = next(line.split(": ", 1)[1].strip() for line in lines if line.startswith("Plait is ready: "))
+        record("image on a read-only root", "time_to_ready", "seconds", time.monotonic() - begun)
+        body = {"prompt": "0123 4567", "max_tokens": 8, "ignore_eos": True}
+        done = httpx.post(f"{url}/v1/completions", json=body, timeout=READY_SECONDS, trust_env=False)
+        assert done.status_code == httpx.codes.OK, done.text
+        container.terminate()
+        assert container.wait(READY_SECONDS) == 0
