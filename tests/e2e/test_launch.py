@@ -21,6 +21,10 @@ DOOR = re.compile(r"^\[node (\d+)\] Plait is ready: (\S+)", re.MULTILINE)
 OF_NODE_1 = re.compile(r"^\[(node 1|nodes 0-1) ranks? [0-3,-]+\] ", re.MULTILINE)
 """A line of ranks of node 1, alone or with those of node 0, if they said it at the same time."""
 LAYOUT = ("--tp", "2", "--dp", "2")
+"""A replica on each node."""
+SPANNING = ("--tp", "2")
+"""One replica with a rank on each node."""
+both_layouts = pytest.mark.parametrize("layout", [LAYOUT, SPANNING], ids=["replicas", "spanning"])
 
 
 @pytest.fixture
@@ -61,7 +65,7 @@ def test_two_nodes_answer_through_the_heads_door_and_a_killed_rank_ends_both(
     network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
 ) -> None:
     nodes = begin(network, tmp_path, check_models, keys)
-    assert [line.split()[3:] for line in nodes[0].lines if line.startswith(("  0 ", "  1 "))] == [["ok"] * 11] * 2
+    assert [line.split()[3:] for line in nodes[0].lines if line.startswith(("  0 ", "  1 "))] == [["ok"] * 12] * 2
     assert network.wrong_recall(0, nodes[0].url, "recall-mla", 4, 512) == []
     everything = processes_of(nodes)
     assert len(everything) == 2 * 4
@@ -80,8 +84,9 @@ def test_a_replica_with_ranks_on_two_nodes_answers_and_a_killed_rank_ends_both(
     network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
 ) -> None:
     """Tensor parallelism across nodes: one engine on the head, whose other rank connects over TCP with its key."""
-    nodes = begin(network, tmp_path, check_models, keys, layout=("--tp", "2", "--threads", "1"))
+    nodes = begin(network, tmp_path, check_models, keys, layout=SPANNING)
     assert any(line.startswith("warning: replica 0 has ranks on several nodes") for line in nodes[0].lines)
+    assert any(line.startswith("All-reduce of 4 MiB between the nodes (gloo): ") for line in nodes[0].lines)
     assert len(workers_of(nodes[0])) == len(workers_of(nodes[1])) == 1
     assert network.wrong_recall(0, nodes[0].url, "recall-mla", 4, 512) == []
     everything = processes_of(nodes)
@@ -139,11 +144,12 @@ def test_nodes_meet_over_ipv6(tmp_path: Path, check_models: Path, keys: Path) ->
 
 
 @pytest.mark.slow
+@both_layouts
 @pytest.mark.parametrize("asked", [0, 1])
 def test_ctrl_c_on_any_node_drains_all(
-    asked: int, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+    asked: int, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path, layout: tuple[str, ...]
 ) -> None:
-    nodes = begin(network, tmp_path, check_models, keys)
+    nodes = begin(network, tmp_path, check_models, keys, layout=layout)
     everything = processes_of(nodes)
     interrupt(nodes[asked])
     assert wait_for_all(nodes, END_SECONDS) == [0, 0]
@@ -151,12 +157,13 @@ def test_ctrl_c_on_any_node_drains_all(
 
 
 @pytest.mark.slow
+@both_layouts
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("how", ["terminal", "killed"])
 def test_a_lost_launcher_leaves_nothing_running(
-    lost: int, how: str, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+    lost: int, how: str, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path, layout: tuple[str, ...]
 ) -> None:
-    nodes = begin(network, tmp_path, check_models, keys)
+    nodes = begin(network, tmp_path, check_models, keys, layout=layout)
     everything = processes_of(nodes)
     nodes[lost].process.send_signal(signal.SIGHUP if how == "terminal" else signal.SIGKILL)
     wait_for_all(nodes, END_SECONDS)
@@ -168,11 +175,12 @@ def test_a_lost_launcher_leaves_nothing_running(
 
 
 @pytest.mark.slow
+@both_layouts
 @pytest.mark.parametrize("cut", [0, 1])
 def test_a_node_that_is_cut_off_ends_both_and_each_names_the_other(
-    cut: int, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+    cut: int, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path, layout: tuple[str, ...]
 ) -> None:
-    nodes = begin(network, tmp_path, check_models, keys)
+    nodes = begin(network, tmp_path, check_models, keys, layout=layout)
     everything = processes_of(nodes)
     network.cut_off(cut)
     assert wait_for_all(nodes, END_SECONDS) == [5, 5]
@@ -184,19 +192,21 @@ def test_a_node_that_is_cut_off_ends_both_and_each_names_the_other(
 
 
 @pytest.mark.slow
+@both_layouts
 @pytest.mark.parametrize("cut_while", ["meet", "load"])
 def test_a_node_that_is_cut_off_before_all_are_ready_ends_both(
-    cut_while: str, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+    cut_while: str, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path, layout: tuple[str, ...]
 ) -> None:
     if cut_while == "meet":
         network.cut_off(1)
-    flags = (*LAYOUT, "--meet-timeout-seconds", "5")
+    flags = (*layout, "--meet-timeout-seconds", "5")
     nodes = network.launch_all(tmp_path, check_models / "recall-mla", keys, *flags)
     if cut_while == "load":
         nodes[1].read_line("Preflight passed")
         network.cut_off(1)
     assert wait_for_all(nodes, 5 + END_SECONDS) == [5, 5]
-    wanted = "phase meet: node 1 (ranks 2 to 3) missing after 5 s" if cut_while == "meet" else "no word from 10.77.0.2"
+    ranks = "ranks 2 to 3" if layout is LAYOUT else "rank 1"
+    wanted = f"phase meet: node 1 ({ranks}) missing after 5 s" if cut_while == "meet" else "no word from 10.77.0.2"
     assert wanted in nodes[0].last_line
     assert "node 0" in nodes[1].last_line
 
@@ -266,6 +276,20 @@ def test_a_fault_of_a_node_ends_all_before_anything_loads(
     nodes = start_with_fault(fault, network, tmp_path, check_models / "recall-mla", keys)
     assert wait_for_all(nodes, 20 + END_SECONDS) == codes, time.monotonic() - began
     assert all(said in one.last_line for one in nodes), [one.last_line for one in nodes]
+    assert not any("Loading" in one.errors for one in nodes)
+
+
+@pytest.mark.slow
+def test_an_all_reduce_that_does_not_get_through_is_found_before_anything_loads(
+    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    model, wrong = check_models / "recall-mla", {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    nodes = [
+        network.launch(node, tmp_path / f"node-{node}.log", model, *network.place(node, keys), *SPANNING, **wrong)
+        for node in (0, 1)
+    ]
+    assert wait_for_all(nodes, 60 + END_SECONDS) == [5, 5]
+    assert all("reduce: " in one.last_line and "GLOO_SOCKET_IFNAME" in one.last_line for one in nodes)
     assert not any("Loading" in one.errors for one in nodes)
 
 

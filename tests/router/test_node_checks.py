@@ -52,7 +52,7 @@ def find(other: Facts, clock: float = 0.0, problem: str | None = None) -> list[F
 def test_nodes_that_are_alike_pass() -> None:
     assert find(changed()) == []
     assert first_cause([FACTS, changed()], []) is None
-    assert [line.split()[3:] for line in table_lines([FACTS, changed()], [])][1:] == [["ok"] * 11] * 2
+    assert [line.split()[3:] for line in table_lines([FACTS, changed()], [])][1:] == [["ok"] * 12] * 2
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from datetime import timedelta
+from typing import Protocol
 
 import torch.distributed as dist
 from plait_proto import StoreOperation
 
-from plait_worker.link import Link
-
 MAX_VALUE_BYTES = 32 << 10
 """What the engine keeps under a key at most."""
+
+
+class Asked(Protocol):
+    """What passes requests on to the store: a rank's link."""
+
+    def ask(self, operation: StoreOperation, key: str, value: bytes, *, of_group: bool) -> Future[bytes | None]:
+        """The answer, once it comes."""
 
 
 class EngineStore(dist.Store):
@@ -25,7 +32,7 @@ class EngineStore(dist.Store):
     timeout: timedelta
     """Of ``set_timeout``; torch's own property."""
 
-    def __init__(self, link: Link, *, of_group: bool) -> None:
+    def __init__(self, link: Asked, *, of_group: bool) -> None:
         """``of_group`` if all ranks of a group share it."""
         super().__init__()
         self._link = link

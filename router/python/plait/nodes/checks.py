@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from plait_proto import ExitCode
+from plait_proto.all_reduce_check import Reduced
 
 from plait.nodes.layout import Layout
 from plait.nodes.messages import Cause, Facts, ModelFiles
@@ -14,7 +15,20 @@ from plait.shared_memory import shm_note
 
 MAX_CLOCK_SECONDS = 60.0
 MIN_OPEN_FILES = 4096
-CHECKS = ("version", "settings", "model", "gpus", "memory", "shm", "memlock", "files", "clock", "ports", "pairs")
+CHECKS = (
+    "version",
+    "settings",
+    "model",
+    "gpus",
+    "memory",
+    "shm",
+    "memlock",
+    "files",
+    "clock",
+    "ports",
+    "pairs",
+    "reduce",
+)
 """In the order of the table."""
 
 Reached = Mapping[int, Mapping[int, str | None]]
@@ -160,6 +174,30 @@ def _of_pairs(facts: Facts, nodes: Sequence[Facts], problems: Mapping[int, str |
         if problem := problems.get(other.node):
             text = f"node {other.node} ({other.address}) cannot be reached from here: {problem}"
             yield _fault(facts, "pairs", text, ExitCode.RANK_LOST)
+
+
+def find_reduce_faults(reduced: Mapping[int, Reduced]) -> Iterator[Finding]:
+    """What the all-reduce between the nodes found, by node."""
+    for node, one in sorted(reduced.items()):
+        if one.problem:
+            text = (
+                f"{one.problem}; ranks exchange rows on any free TCP port: open all between the nodes on the interface "
+                "that leads to the head, or name another with GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+            )
+            yield Finding(node=node, check="reduce", text=text, code=ExitCode.RANK_LOST)
+        if one.without_peer_access:
+            pairs = ", ".join(f"{own} and {other}" for own, other in one.without_peer_access[:4])
+            text = f"GPUs {pairs} do not open each other's memory, NCCL copies by the host; see nvidia-smi topo -p2p r"
+            yield Finding(node=node, check="reduce", text=text, code=None)
+
+
+def describe_reduced(reduced: Reduced) -> str:
+    """Of an all-reduce that got through."""
+    rate = reduced.num_bytes / reduced.seconds / 1e9
+    return (
+        f"All-reduce of {reduced.num_bytes >> 20} MiB between the nodes ({reduced.backend}): "
+        f"{reduced.seconds * 1e3:.1f} ms, {rate:.2f} GB/s"
+    )
 
 
 def table_lines(nodes: Sequence[Facts], found: Sequence[Finding]) -> Iterator[str]:

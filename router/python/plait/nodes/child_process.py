@@ -18,8 +18,16 @@ OnLine = Callable[[str], None]
 class ChildProcess:
     """One process, from `run` to its end."""
 
-    def __init__(self, words: Sequence[str], on_line: OnLine, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        on_line: OnLine,
+        environment: Mapping[str, str] | None = None,
+        *,
+        takes_input: bool = False,
+    ) -> None:
         """`words` are the command line, `environment` replaces the launcher's."""
+        self._stdin = asyncio.subprocess.PIPE if takes_input else asyncio.subprocess.DEVNULL
         self._words = words
         self._on_line = on_line
         self._environment = environment
@@ -29,7 +37,7 @@ class ChildProcess:
         """Start it, and return its exit code once it has ended; negative for a signal."""
         process = self._process = await asyncio.create_subprocess_exec(
             *self._words,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=self._stdin,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -49,6 +57,14 @@ class ChildProcess:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def write(self, content: bytes) -> None:
+        """Write to its standard input, if it runs."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(content)
 
     async def _read(self, pipe: asyncio.StreamReader) -> None:
         while True:

@@ -17,7 +17,7 @@ from plait.nodes.settings import LaunchSettings
 from plait.output import say
 from plait.settings import HttpSettings, Port, ProcessSettings, RankCount, ReplicaCount, Setting
 
-OF_SEVERAL_NODES = ("settings", "clock", "pairs")
+OF_SEVERAL_NODES = ("settings", "clock", "pairs", "reduce")
 """Checks that compare nodes."""
 
 

@@ -7,13 +7,23 @@ import time
 from collections.abc import Callable
 
 import msgspec
-from plait_proto import ExitCode
+from plait_proto import ExitCode, StoreRequest
+from plait_proto.all_reduce_check import Reduced
 
 from plait.launch.remote_ranks import rank_endpoints
 from plait.nodes import messages
+from plait.nodes.all_reduce_check import SECONDS as ALL_REDUCE_SECONDS
+from plait.nodes.all_reduce_check import AllReduceCheck, CheckStore
 from plait.nodes.causes import Causes
 from plait.nodes.channel import Listener
-from plait.nodes.checks import find_faults, first_cause, table_lines
+from plait.nodes.checks import (
+    Finding,
+    describe_reduced,
+    find_faults,
+    find_reduce_faults,
+    first_cause,
+    table_lines,
+)
 from plait.nodes.engine_process import EngineProcess
 from plait.nodes.engine_words import engine_endpoint
 from plait.nodes.log_lines import LogWriter, Source, read_line
@@ -34,6 +44,8 @@ SETTLE_SECONDS = 1.0
 """From the first failure to the decision: a node's own cause may come after another node has noticed it."""
 END_SECONDS = 6.0
 """From the decision to the end of the last node's engine."""
+PREFLIGHT_MARGIN_SECONDS = 5.0
+"""A node whose all-reduce takes too long says so itself."""
 LOAD_MARGIN_SECONDS = 30.0
 """An engine whose load takes too long ends by itself and names the rank; only then does the launcher."""
 
@@ -56,6 +68,7 @@ class Peer(msgspec.Struct):
     """Seconds that it is ahead of this node's wall clock."""
     asked_clock: float = 0.0
     problems: dict[int, str | None] | None = None
+    reduced: Reduced | None = None
     is_ready: bool = False
     cause: Cause | None = None
     """Once it has ended."""
@@ -70,6 +83,8 @@ class Head:
         self._peers: dict[int, Peer] = {}
         self._engine = EngineProcess(plan.words, self._on_own_line)
         self._facts: Facts | None = None
+        self._store = CheckStore()
+        self._check: AllReduceCheck | None = None
         self._num_refused = 0
         self._causes = Causes(plan.layout)
         self._last_lines: dict[int, str] = {}
@@ -133,13 +148,43 @@ class Head:
                 own_problems = await probe(plan.keys, plan.node, others)
                 await self._until(self._not_checked, seconds, "preflight")
                 answering.cancel()
-        self._judge(own_problems)
+        found = self._find_faults(own_problems)
+        if first_cause(self._all_facts(), found) is None and plan.layout.computes_across_nodes:
+            reduced = await self._reduce_all(seconds)
+            found += find_reduce_faults(reduced)
+            if not reduced[0].problem:
+                say(describe_reduced(reduced[0]))
+        self._judge(found)
 
-    def _judge(self, own_problems: dict[int, str | None]) -> None:
+    async def _reduce_all(self, seconds: float) -> dict[int, Reduced]:
+        """How an all-reduce between the nodes goes, as each sees it."""
+        self._check = AllReduceCheck(self._plan, self._ask_store)
+        self._check.start()
+        self._tell_all(messages.ReduceAll())
+        await self._until(self._not_reduced, max(seconds, ALL_REDUCE_SECONDS + PREFLIGHT_MARGIN_SECONDS), "preflight")
+        outcomes = {node: peer.reduced for node, peer in self._peers.items()} | {0: self._check.reduced}
+        return {node: reduced for node, reduced in outcomes.items() if reduced is not None}
+
+    def _not_reduced(self) -> list[int]:
+        own = [0] if self._check is not None and self._check.reduced is None else []
+        return own + [node for node, peer in self._peers.items() if peer.reduced is None]
+
+    def _ask_store(self, request: StoreRequest) -> None:
+        for reply in self._store.ask(request):
+            if reply.rank == self._plan.node and self._check is not None:
+                self._check.answer(reply)
+            elif reply.rank in self._peers:
+                self._send(self._peers[reply.rank].connection, messages.StoreAnswered(reply))
+
+    def _find_faults(self, own_problems: dict[int, str | None]) -> list[Finding]:
         nodes = self._all_facts()
         reached = {node: peer.problems or {} for node, peer in self._peers.items()}
         clocks = {node: peer.clock or 0.0 for node, peer in self._peers.items()}
-        found = find_faults(nodes, self._plan.layout, clocks, {**reached, self._plan.node: own_problems})
+        return find_faults(nodes, self._plan.layout, clocks, {**reached, self._plan.node: own_problems})
+
+    def _judge(self, found: list[Finding]) -> None:
+        """Print the table; raises `EndError` for a fault."""
+        nodes = self._all_facts()
         say(f"Preflight of {len(nodes)} nodes")
         for line in table_lines(nodes, found):
             say(line)
@@ -234,6 +279,10 @@ class Head:
                 peer.clock = seconds - (peer.asked_clock + now) / 2
             case messages.Probed(problems):
                 peer.problems = problems
+            case messages.StoreAsked(request) if request.rank == node:
+                self._ask_store(request)
+            case messages.HasReduced(reduced):
+                peer.reduced = reduced
             case messages.Ready():
                 peer.is_ready = True
             case messages.Lines(lines, num_dropped):
@@ -338,6 +387,8 @@ class Head:
     async def _end_all(self, stop: messages.Stop) -> None:
         """Tell all nodes, and return when their engines have ended or the time is over."""
         self._tell_all(stop)
+        if self._check is not None:
+            await self._check.end()
         await self._engine.end()
         deadline = time.monotonic() + END_SECONDS
         while time.monotonic() < deadline and any(self._still_ends(peer) for peer in self._peers.values()):

@@ -90,6 +90,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         ends = ((replica, replica * self.tp, (replica + 1) * self.tp - 1) for replica in range(self.dp))
         return [replica for replica, first, last in ends if self.node_of(first) != self.node_of(last)]
 
+    @property
+    def computes_across_nodes(self) -> bool:
+        """Ranks of several nodes take part in one collective."""
+        return self.num_nodes > 1 and (self.dp_attention or bool(self.split_replicas()))
+
     def ranks_of(self, node: int) -> range:
         return range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)
 

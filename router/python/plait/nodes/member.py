@@ -10,6 +10,7 @@ from plait_proto import ExitCode
 
 from plait.errors import StartError
 from plait.nodes import messages
+from plait.nodes.all_reduce_check import AllReduceCheck
 from plait.nodes.channel import Dialler, Listener
 from plait.nodes.engine_process import EngineProcess
 from plait.nodes.head import HEARTBEAT_SECONDS, LOST_SECONDS, POLL_SECONDS, STALL_SECONDS
@@ -38,6 +39,7 @@ class Member:
         self._head = Dialler(keys, plan.node, 0, head, port)
         self._ranks = None if plan.layout.has_engine(plan.node) else RankProcesses(plan, keys, self._on_line)
         self._engine = self._ranks or EngineProcess(plan.words, self._on_line)
+        self._check = AllReduceCheck(plan, lambda request: self._send(messages.StoreAsked(request)))
         self._lines: list[str] = []
         self._heard: float | None = None
         """When the head last said something; None: it has not yet."""
@@ -54,6 +56,7 @@ class Member:
             try:
                 return await self._live(messages.Join(facts), watching)
             finally:
+                await self._check.end()
                 await self._engine.end()
                 self._report_end()
                 for task in [*tasks, *self._work]:
@@ -65,7 +68,7 @@ class Member:
         where = with_port(self._plan.head_address, self._plan.place.head_port)
         say(f"Joining node 0 at {where} as node {self._plan.node} ({self._plan.place.said_by})")
         self._send(join)
-        is_ready = has_ended = False
+        is_ready = has_ended = has_reduced = False
         while self._stop is None:
             await asyncio.sleep(POLL_SECONDS)
             now = time.monotonic()
@@ -83,6 +86,9 @@ class Member:
             if now - last_sent > HEARTBEAT_SECONDS:
                 self._send(messages.Alive())
                 last_sent = now
+            if self._check.reduced is not None and not has_reduced:
+                has_reduced = True
+                self._send(messages.HasReduced(self._check.reduced))
             if self._engine.url and not is_ready:
                 is_ready = True
                 self._send(messages.Ready())
@@ -127,6 +133,10 @@ class Member:
                     self._work.add(task)
                 case messages.ClockTick():
                     self._send(messages.ClockTick(time.time()))
+                case messages.ReduceAll():
+                    self._check.start()
+                case messages.StoreAnswered(reply):
+                    self._check.answer(reply)
                 case messages.Load():
                     say("Preflight passed on all nodes; loading")
                     self._engine.start()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import msgspec
+from plait_proto import StoreReply, StoreRequest
+from plait_proto.all_reduce_check import Reduced
 
 
 class Versions(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +107,28 @@ class Probed(msgspec.Struct, frozen=True, tag=True):
     problems: dict[int, str | None]
 
 
+class ReduceAll(msgspec.Struct, frozen=True, tag=True):
+    """The head asks the node to take part in an all-reduce."""
+
+
+class StoreAsked(msgspec.Struct, frozen=True, tag=True):
+    """The node's part of the all-reduce asks the head's store."""
+
+    request: StoreRequest
+
+
+class StoreAnswered(msgspec.Struct, frozen=True, tag=True):
+    """The answer."""
+
+    reply: StoreReply
+
+
+class HasReduced(msgspec.Struct, frozen=True, tag=True):
+    """How the all-reduce went, as the node sees it."""
+
+    reduced: Reduced
+
+
 class Load(msgspec.Struct, frozen=True, tag=True):
     """The preflight is passed: start the engine."""
 
@@ -151,7 +175,24 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
     """The node is alive."""
 
 
-Message = Join | ClockTick | Probe | Probed | Load | StartRanks | Ready | Lines | Ended | Drain | Stop | Alive
+Message = (
+    Join
+    | ClockTick
+    | Probe
+    | Probed
+    | ReduceAll
+    | StoreAsked
+    | StoreAnswered
+    | HasReduced
+    | Load
+    | StartRanks
+    | Ready
+    | Lines
+    | Ended
+    | Drain
+    | Stop
+    | Alive
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Message).decode
