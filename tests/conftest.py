@@ -3,14 +3,17 @@
 import importlib.metadata
 import importlib.util
 import os
+import random
 import shutil
 import signal
+import sys
 import sysconfig
 from collections import Counter
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_GPUS_NEEDED = {"gpu": 1, "multi_gpu": 2}
@@ -48,6 +51,11 @@ class SkipCounter:
 
 skips = pytest.StashKey[SkipCounter]()
 
+# A run finds what the run before it found, on a slow machine too. `--hypothesis-profile random` looks further.
+settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", settings.get_profile("random"), derandomize=True)
+settings.load_profile("same")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[skips] = SkipCounter()
@@ -57,6 +65,15 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = f"{others},127.0.0.1,localhost"
     # A shell that starts the tests in the background makes them and their children ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_setup() -> None:
+    """Each test draws the same numbers, whichever ran before it in its process."""
+    random.seed(0)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -166,7 +166,9 @@ def saved(request: pytest.FixtureRequest, save_tiny: Callable[..., Any]) -> Any:
 chunk_lengths = st.lists(st.sampled_from([1, 2, 3, 7, 16, 17, 40, 64]), min_size=1, max_size=8)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     plans=st.lists(chunk_lengths, min_size=1, max_size=4),
     num_decoded=st.integers(0, 3),

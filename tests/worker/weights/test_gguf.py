@@ -368,7 +368,9 @@ def test_every_truncation_is_an_error_that_says_so(tiny_file: bytes, tmp_path: P
             load(path)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_flipped_bits_of_a_header_raise_nothing_but_model_files_error(
     data: st.DataObject, tiny_file: bytes, tmp_path: Path
@@ -382,7 +384,9 @@ def test_flipped_bits_of_a_header_raise_nothing_but_model_files_error(
         load(path)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(raw=st.binary(max_size=200))
 def test_noise_behind_a_magic_word_is_an_error(raw: bytes, tmp_path: Path) -> None:
     path = tmp_path / "noise.gguf"

@@ -283,7 +283,9 @@ def test_every_truncation_of_the_weights_is_an_error(saved: Path) -> None:
             load(saved)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_flipped_bits_raise_nothing_but_model_files_error(data: st.DataObject, tiny_llama: Any, tmp_path: Path) -> None:
     tiny_llama.save_pretrained(tmp_path)
