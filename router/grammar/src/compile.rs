@@ -1,0 +1,165 @@
+//! From a constraint to a grammar, on a thread that nobody waits for longer than allowed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use llguidance::TokenParser;
+use llguidance::api::{GrammarInit, StopReason, TopLevelGrammar};
+
+use crate::constraint::Constraint;
+use crate::error::CompileError;
+use crate::grammar::Grammar;
+use crate::limits::{Cancel, Limits};
+use crate::productive;
+use crate::vocabulary::Vocabulary;
+
+/// The library recurses over schemas and their references.
+const STACK_BYTES: usize = 256 << 20;
+/// How often a waiting thread looks whether it was cancelled.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// Threads, of all engines of the process, that still work on what nobody waits for.
+const MAX_ABANDONED: usize = 2;
+static NUM_ABANDONED: AtomicUsize = AtomicUsize::new(0);
+
+type Compiled = Result<Grammar, CompileError>;
+
+/// Compiles a constraint for a model's tokens; waits at most `limits.compile_time`.
+///
+/// The library's caps bound the work, but it cannot be stopped within: what takes longer ends by itself, unheard.
+pub fn compile(
+    vocabulary: &Arc<Vocabulary>,
+    constraint: &Constraint,
+    limits: &Limits,
+    cancel: &Cancel,
+) -> Compiled {
+    constraint.check_sizes(limits)?;
+    if NUM_ABANDONED.load(Ordering::Relaxed) >= MAX_ABANDONED {
+        return Err(CompileError::Busy);
+    }
+    let (compiled, result) = sync_channel(1);
+    let job = Job {
+        vocabulary: vocabulary.clone(),
+        constraint: constraint.clone(),
+        limits: limits.clone(),
+        abandoned: Arc::default(),
+    };
+    let abandoned = job.abandoned.clone();
+    thread::Builder::new()
+        .name("plait-grammar".to_owned())
+        .stack_size(STACK_BYTES)
+        .spawn(move || job.run(&compiled))
+        .map_err(|_| CompileError::Busy)?;
+    let end = Instant::now() + limits.compile_time;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        match result.recv_timeout(left.min(LOOK_INTERVAL)) {
+            Ok(compiled) => return compiled,
+            Err(RecvTimeoutError::Disconnected) => return Err(panicked()),
+            Err(RecvTimeoutError::Timeout) if cancel.is_cancelled() => {
+                abandoned.leave();
+                return Err(CompileError::Cancelled);
+            }
+            Err(RecvTimeoutError::Timeout) if left.is_zero() => {
+                abandoned.leave();
+                return Err(CompileError::TooSlow(limits.compile_time));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+}
+
+/// What a thread compiles.
+struct Job {
+    vocabulary: Arc<Vocabulary>,
+    constraint: Constraint,
+    limits: Limits,
+    abandoned: Arc<Abandoned>,
+}
+
+impl Job {
+    fn run(self, compiled: &SyncSender<Compiled>) {
+        let _end = EndOnDrop(self.abandoned.clone());
+        // Nobody may wait any more.
+        let _unheard = compiled.send(self.compile());
+    }
+
+    fn compile(&self) -> Compiled {
+        let lowered = self.constraint.lowered(&self.vocabulary, &self.limits)?;
+        let mut parser = self.parser(lowered)?;
+        let num_symbols = productive::check(parser.parser.grammar())?;
+        parser.start_without_prompt();
+        let first = self.first_mask(&parser)?;
+        Ok(Grammar::new(
+            self.vocabulary.clone(),
+            parser,
+            first,
+            num_symbols,
+        ))
+    }
+
+    fn parser(&self, lowered: TopLevelGrammar) -> Result<TokenParser, CompileError> {
+        let init = GrammarInit::Serialized(lowered);
+        let parser = self
+            .vocabulary
+            .factory
+            .create_parser_from_init_default(init);
+        parser.map_err(|error| CompileError::from_library(&format!("{error:#}")))
+    }
+
+    /// Tells whether any answer begins, and whether its first mask takes too much.
+    fn first_mask(&self, parser: &TokenParser) -> Result<Arc<[u32]>, CompileError> {
+        let mut matcher = llguidance::Matcher::new(Ok(parser.deep_clone()));
+        let allowed = matcher
+            .compute_mask()
+            .map_err(|error| match matcher.stop_reason() {
+                StopReason::LexerTooComplex | StopReason::ParserTooComplex => {
+                    CompileError::too_complex(&error.to_string())
+                }
+                _ => {
+                    CompileError::Empty("no token of the model's vocabulary begins one".to_owned())
+                }
+            })?;
+        let num_words = self.vocabulary.num_mask_words();
+        Ok(allowed.as_slice()[..num_words].into())
+    }
+}
+
+/// Whether somebody still waits for a thread, on both sides of it.
+#[derive(Default)]
+struct Abandoned(AtomicU8);
+
+// At first 0: it runs, and somebody waits.
+
+const IS_ABANDONED: u8 = 1;
+const HAS_ENDED: u8 = 2;
+
+impl Abandoned {
+    /// Nobody waits any more.
+    fn leave(&self) {
+        NUM_ABANDONED.fetch_add(1, Ordering::Relaxed);
+        if self.0.swap(IS_ABANDONED, Ordering::AcqRel) == HAS_ENDED {
+            NUM_ABANDONED.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn end(&self) {
+        if self.0.swap(HAS_ENDED, Ordering::AcqRel) == IS_ABANDONED {
+            NUM_ABANDONED.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+struct EndOnDrop(Arc<Abandoned>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+fn panicked() -> CompileError {
+    CompileError::TooComplex("the compiler gave up".to_owned())
+}

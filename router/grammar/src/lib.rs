@@ -1,0 +1,31 @@
+//! Structured output: what a request constrains its answer to.
+//!
+//! [`compile`] turns a [`Constraint`] into a [`Grammar`], within [`Limits`]. Each choice of an answer gets its own
+//! [`Matcher`], which says which tokens may come next and follows those that came. The work is the crate llguidance's;
+//! here are its limits, the refusal of what it would loosen, and the cache.
+
+mod cache;
+mod compile;
+mod constraint;
+mod ebnf;
+mod error;
+mod grammar;
+mod limits;
+mod matcher;
+mod productive;
+mod schema;
+mod schema_keywords;
+mod structural_tag;
+mod thought;
+mod vocabulary;
+
+pub use cache::GrammarCache;
+pub use compile::compile;
+pub use constraint::{Constraint, Whitespace};
+pub use error::CompileError;
+pub use grammar::Grammar;
+pub use limits::{Cancel, Limits};
+pub use matcher::{Allowed, MatchError, Matcher};
+pub use structural_tag::{Tag, TagContent, Tags};
+pub use thought::ThoughtEnd;
+pub use vocabulary::{Token, TokenId, Vocabulary};

@@ -1,0 +1,168 @@
+//! What becomes of each keyword of JSON Schema, of whatever draft.
+
+use serde_json::{Map, Value};
+
+use crate::error::CompileError;
+use crate::limits::Limits;
+
+/// Integers from it on are not told apart as 64-bit floats, in which the library counts.
+const LARGEST_NUMBER: f64 = 9_007_199_254_740_992.0;
+
+/// Formats that masks hold.
+const HELD_FORMATS: [&str; 10] = [
+    "date-time",
+    "time",
+    "date",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uri",
+    "uuid",
+];
+/// The specification's other formats. Unknown ones say nothing, as it says.
+const OTHER_FORMATS: [&str; 9] = [
+    "idn-email",
+    "idn-hostname",
+    "iri",
+    "iri-reference",
+    "json-pointer",
+    "regex",
+    "relative-json-pointer",
+    "uri-reference",
+    "uri-template",
+];
+
+/// What becomes of a keyword.
+pub(crate) enum Decision {
+    /// Masks hold it, or it is an annotation.
+    Held,
+    /// It changes nothing with this value.
+    SaysNothing,
+    /// Masks cannot hold it. The text says what.
+    Refused(String),
+}
+
+/// What becomes of `keyword` beside the others of its schema.
+pub(crate) fn decision(
+    keyword: &str,
+    value: &Value,
+    beside: &Map<String, Value>,
+    limits: &Limits,
+) -> Result<Decision, CompileError> {
+    let is = |needed| {
+        if needed {
+            refused(keyword)
+        } else {
+            Decision::SaysNothing
+        }
+    };
+    Ok(match keyword {
+        "uniqueItems" => is(value != &Value::Bool(false)),
+        "not" => is(value != &Value::Bool(false)),
+        "contains" => is(true),
+        "minContains" | "maxContains" => is(beside.contains_key("contains")),
+        "if" => is(beside.contains_key("then") || beside.contains_key("else")),
+        "then" | "else" => is(beside.contains_key("if")),
+        "propertyNames" | "unevaluatedItems" | "unevaluatedProperties" => is(!allows_all(value)),
+        "dependentRequired" | "dependentSchemas" | "dependencies" => {
+            is(!value.as_object().is_some_and(Map::is_empty))
+        }
+        "$dynamicRef" | "$recursiveRef" => is(true),
+        "x-guidance" => Decision::SaysNothing,
+        "format" => format(value, beside),
+        "minProperties" => min_properties(value, beside),
+        "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf" => {
+            instance(keyword, value)
+        }
+        "const" | "enum" => instance(keyword, value),
+        "pattern" => {
+            check_regex(value.as_str().unwrap_or_default(), limits)?;
+            Decision::Held
+        }
+        "patternProperties" => {
+            for pattern in value.as_object().into_iter().flat_map(Map::keys) {
+                check_regex(pattern, limits)?;
+            }
+            Decision::Held
+        }
+        _ => Decision::Held,
+    })
+}
+
+fn refused(keyword: &str) -> Decision {
+    Decision::Refused(format!("`{keyword}`"))
+}
+
+fn check_regex(regex: &str, limits: &Limits) -> Result<(), CompileError> {
+    CompileError::check_size("bytes in a `pattern`", regex.len(), limits.regex_bytes)
+}
+
+fn allows_all(schema: &Value) -> bool {
+    match schema {
+        Value::Bool(all) => *all,
+        Value::Object(keywords) => keywords.is_empty(),
+        _ => false,
+    }
+}
+
+fn format(value: &Value, beside: &Map<String, Value>) -> Decision {
+    let name = value.as_str().unwrap_or_default();
+    let is_text = match beside.get("type") {
+        None => true,
+        Some(Value::Array(types)) => types.iter().any(|it| it == "string"),
+        Some(one) => one == "string",
+    };
+    if HELD_FORMATS.contains(&name) {
+        return Decision::Held;
+    }
+    match OTHER_FORMATS.contains(&name) && is_text {
+        true => Decision::Refused(format!("`format` {name:?}")),
+        false => Decision::SaysNothing,
+    }
+}
+
+/// A name that no keyword lists may come twice in an answer, which JSON's readers take for one. So what counts names
+/// is held only where one such name is enough.
+fn min_properties(value: &Value, beside: &Map<String, Value>) -> Decision {
+    let required = beside.get("required").and_then(Value::as_array);
+    let num_required = required.map_or(0, Vec::len) as u64;
+    let has_patterns = beside.contains_key("patternProperties");
+    let is_closed =
+        beside.get("additionalProperties") == Some(&Value::Bool(false)) && !has_patterns;
+    match value.as_u64() {
+        Some(least) if least > num_required + 1 && !is_closed => Decision::Refused(format!(
+            "`minProperties` {least} beside {num_required} required names"
+        )),
+        _ => Decision::Held,
+    }
+}
+
+/// Values that stand in the schema as the answer has them.
+fn instance(keyword: &str, value: &Value) -> Decision {
+    match value {
+        Value::Number(number) if !number.as_f64().is_some_and(|it| it.abs() < LARGEST_NUMBER) => {
+            Decision::Refused(format!("`{keyword}` {number}, not below 2^53,"))
+        }
+        Value::String(text) if text.chars().any(is_unspellable) => {
+            Decision::Refused(format!("`{keyword}` with a control character"))
+        }
+        Value::Array(values) => first_refused(keyword, values.iter()),
+        Value::Object(values) => first_refused(keyword, values.values()),
+        _ => Decision::Held,
+    }
+}
+
+fn first_refused<'a>(keyword: &str, values: impl Iterator<Item = &'a Value>) -> Decision {
+    let mut decisions = values.map(|value| instance(keyword, value));
+    decisions
+        .find(|it| matches!(it, Decision::Refused(_)))
+        .unwrap_or(Decision::Held)
+}
+
+/// Characters whose only spelling in JSON is `\u` and digits.
+fn is_unspellable(letter: char) -> bool {
+    let has_short_escape = matches!(letter, '\n' | '\r' | '\t' | '\u{8}' | '\u{c}');
+    (letter < ' ' || letter == '\u{7f}') && !has_short_escape
+}

@@ -1,0 +1,175 @@
+//! What each kind of constraint takes.
+
+use plait_grammar::{Constraint, Tag, TagContent, Tags, Whitespace};
+
+use crate::support::{grammar, json, regex, takes};
+
+#[test]
+fn a_json_object_is_an_object_and_nothing_else() {
+    let grammar = grammar(&Constraint::JsonObject);
+    assert!(takes(&grammar, r#"{}"#));
+    assert!(takes(&grammar, "{\n  \"a\": [1, {\"b\": null}]\n}"));
+    for other in ["[]", "1", "{", r#"{"a"}"#, r#"{"a": 1} "#, r#" {}"#] {
+        assert!(!takes(&grammar, other), "{other}");
+    }
+}
+
+#[test]
+fn a_schema_holds_types_bounds_and_names() {
+    let schema = r#"{
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 3},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120}
+        },
+        "required": ["name", "age"],
+        "additionalProperties": false
+    }"#;
+    let grammar = grammar(&json(schema));
+    assert!(takes(&grammar, r#"{"name": "Zoé", "age": 7}"#));
+    for other in [
+        r#"{"name": "Anna", "age": 7}"#,
+        r#"{"name": "Bo", "age": 121}"#,
+        r#"{"name": "Bo"}"#,
+        r#"{"name": "Bo", "age": 7, "more": 1}"#,
+        r#"{"name": "Bo", "age": "7"}"#,
+    ] {
+        assert!(!takes(&grammar, other), "{other}");
+    }
+}
+
+#[test]
+fn json_without_spaces_has_none() {
+    let schema = r#"{"properties": {"a": {"type": "integer"}}, "required": ["a"]}"#;
+    let grammar = grammar(&Constraint::JsonSchema(schema.to_owned(), Whitespace::None));
+    assert!(takes(&grammar, r#"{"a":1}"#));
+    assert!(!takes(&grammar, r#"{"a": 1}"#));
+}
+
+#[test]
+fn a_run_of_spaces_ends() {
+    let grammar = grammar(&Constraint::JsonObject);
+    assert!(takes(&grammar, &format!("{{{}}}", " ".repeat(128))));
+    assert!(!takes(&grammar, &format!("{{{}}}", " ".repeat(129))));
+}
+
+#[test]
+fn a_listed_name_has_one_spelling_and_no_other_value() {
+    let grammar = grammar(&json(r#"{"properties": {"a": {"type": "integer"}}}"#));
+    assert!(takes(&grammar, r#"{"a": 1, "b": "x"}"#));
+    assert!(!takes(&grammar, r#"{"\u0061": "x"}"#));
+    assert!(!takes(&grammar, r#"{"b": 1, "a": "x"}"#));
+}
+
+#[test]
+fn a_regular_expression_matches_the_whole_text() {
+    for anchored in ["[a-c]+(x|y{2})", "^[a-c]+(x|y{2})$"] {
+        let grammar = grammar(&regex(anchored));
+        assert!(takes(&grammar, "abcx"));
+        assert!(takes(&grammar, "ayy"));
+        assert!(!takes(&grammar, "ay"));
+        assert!(!takes(&grammar, "x"));
+    }
+    assert!(takes(&grammar(&regex(r"costs \$")), "costs $"));
+    assert!(takes(&grammar(&regex(r"a/b\n.")), "a/b\né"));
+}
+
+#[test]
+fn a_choice_is_one_of_its_texts() {
+    let texts = ["a", "a \"b\"\n", "ab", "é{"];
+    let constraint = Constraint::Choice(texts.map(str::to_owned).to_vec());
+    let grammar = grammar(&constraint);
+    for text in texts {
+        assert!(takes(&grammar, text), "{text:?}");
+    }
+    assert!(!takes(&grammar, "abc"));
+    assert!(!takes(&grammar, ""));
+}
+
+#[test]
+fn a_grammar_without_recursion_loses_no_text_to_the_lexer() {
+    let ebnf = r#"
+        # digits swallow nothing
+        root ::= [a-z]* "x" (" " number)? | "\x41"{2}
+        number ::= [0-9]{1,3}
+    "#;
+    let grammar = grammar(&Constraint::Ebnf(ebnf.to_owned()));
+    for text in ["x", "axx", "abx 12", "AA"] {
+        assert!(takes(&grammar, text), "{text:?}");
+    }
+    for text in ["a", "x 1234", "A", "x12"] {
+        assert!(!takes(&grammar, text), "{text:?}");
+    }
+}
+
+#[test]
+fn a_recursive_grammar_counts_its_brackets() {
+    let ebnf = r#"
+        pair ::= "(" pair ")" | word
+        word ::= ("ab" | [a-z]) "b" | ""
+    "#;
+    let grammar = grammar(&Constraint::Ebnf(ebnf.to_owned()));
+    for text in ["", "((ab))", "(abb)", "()"] {
+        assert!(takes(&grammar, text), "{text:?}");
+    }
+    for text in ["(", "((ab)", "(a)", ")"] {
+        assert!(!takes(&grammar, text), "{text:?}");
+    }
+}
+
+#[test]
+fn lark_is_a_grammar_too() {
+    let grammar = grammar(&Constraint::Ebnf("start: \"a\" B*\nB: /[0-9]/".to_owned()));
+    assert!(takes(&grammar, "a12"));
+    assert!(!takes(&grammar, "12"));
+}
+
+#[test]
+fn a_structural_tag_leaves_text_free_up_to_a_trigger() {
+    let tag = r#"{
+        "structures": [
+            {"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"},
+            {"begin": "<f=b>", "schema": {"type": "boolean"}, "end": "</f>"}
+        ],
+        "triggers": ["<f="]
+    }"#;
+    let grammar = grammar(&Constraint::StructuralTag(tag.to_owned()));
+    for text in ["", "so be it", "so <f=a>12</f> and <f=b>true</f>."] {
+        assert!(takes(&grammar, text), "{text:?}");
+    }
+    for text in ["<f=c>", "<f=a>true</f>", "<f=a>12"] {
+        assert!(!takes(&grammar, text), "{text:?}");
+    }
+}
+
+fn calls(is_required: bool, is_single: bool) -> Constraint {
+    let tag = |name: &str, schema: &str| Tag {
+        begin: format!("<call>{name}:"),
+        content: TagContent::JsonSchema(schema.to_owned()),
+        end: "</call>".to_owned(),
+    };
+    Constraint::Tags(Tags {
+        tags: vec![
+            tag("a", r#"{"type": "integer"}"#),
+            tag("b", r#"{"type": "null"}"#),
+        ],
+        triggers: Vec::new(),
+        separator: "\n".to_owned(),
+        is_required,
+        is_single,
+    })
+}
+
+#[test]
+fn required_calls_are_at_least_one_and_a_single_call_is_at_most_one() {
+    let (one, two) = ("<call>a:1</call>", "<call>a:1</call>\n<call>b:null</call>");
+    for (is_required, is_single, allowed) in [
+        (true, false, [false, true, true]),
+        (true, true, [false, true, false]),
+        (false, true, [true, true, false]),
+        (false, false, [true, true, true]),
+    ] {
+        let grammar = grammar(&calls(is_required, is_single));
+        assert_eq!(["", one, two].map(|text| takes(&grammar, text)), allowed);
+    }
+}
