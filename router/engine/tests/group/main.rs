@@ -17,6 +17,9 @@ mod fake_device;
 #[path = "../../../core/tests/core/harness.rs"]
 #[allow(dead_code, reason = "the core's own tests need more of it")]
 mod harness;
+#[path = "../../../core/tests/core/masks.rs"]
+#[allow(dead_code, reason = "the core's own tests need more of it")]
+mod masks;
 #[path = "../../../core/tests/core/oracle.rs"]
 #[allow(dead_code, reason = "the core's own tests need more of it")]
 mod oracle;
