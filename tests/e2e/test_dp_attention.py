@@ -162,7 +162,7 @@ def test_a_lost_rank_ends_the_group_by_name(
                 wait_for_tokens(engines[0])
             if phase == "draining":
                 engines[0].process.send_signal(signal.SIGTERM)
-                wait_until_refused(engines[1])
+                engines[1].wait_until_draining()
             first_worker(engines[1]).kill()
             if reading is not None:
                 assert "error" in json.loads(reading.result()[-1])
@@ -213,14 +213,6 @@ def wait_for_tokens(running: Server) -> None:
     """Until an answer has begun."""
     deadline = time.monotonic() + 60
     while total(running, "plait_generated_tokens_total") < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def wait_until_refused(running: Server) -> None:
-    """Until an engine of a group that drains takes no requests."""
-    deadline = time.monotonic() + 60
-    while httpx.get(f"{running.url}/ready", timeout=60).status_code == 200:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

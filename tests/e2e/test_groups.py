@@ -115,14 +115,6 @@ def begin_long(running: Server, pool: ThreadPoolExecutor) -> Callable[[], list[s
     return reading.result
 
 
-def wait_until_unready(running: Server) -> None:
-    """Until a drain, here or of another engine, refuses new requests."""
-    deadline = time.monotonic() + 60
-    while httpx.get(f"{running.url}/ready", timeout=60).status_code == 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @contextmanager
 def unread_streams(running: Server) -> Iterator[None]:
     """A client that asks for a long answer, and for one whose prompt takes long to tokenise, and reads neither."""
@@ -160,7 +152,7 @@ def test_a_group_under_uneven_load_answers_as_alone_in_lockstep_and_drains_as_on
         with slow_steps.within():
             answer = begin_long(servers[0], pool)
             servers[1].process.send_signal(signal.SIGTERM)
-            wait_until_unready(servers[0])
+            servers[0].wait_until_draining()
         events = answer()
     assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
     assert [one.wait() for one in servers] == [0, 0, 0]

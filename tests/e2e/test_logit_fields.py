@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from plait_testing.metrics import read_metrics
 from plait_testing.questions import QUESTIONS
 from plait_testing.reference import load_reference
 from plait_testing.running_server import Server, StartServer, start_server
+from plait_testing.slow_steps import SlowSteps
 
 KILO: list[int] = [256, 260, *b"copy kilo", 261]
 """Answered with `kilo` and the end token 257."""
@@ -142,14 +145,22 @@ def test_the_same_tokens_in_company_and_after_prefix_hits(logits_server: Server,
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_same_tokens_in_every_mode(
-    mode: str, check_models: Path, server: StartServer, expected: list[list[int]]
+    mode: str, slow_steps: SlowSteps, check_models: Path, server: StartServer, expected: list[list[int]]
 ) -> None:
+    """Steps are slow until a request has given way, so that some come while others run."""
     running = server(check_models / "recall-gqa", *FLOAT32, *MODES[mode])
     is_preempted = mode.startswith("preempted")
-    assert answers(running, is_preempted) == expected * 2
-    metrics = httpx.get(running.url + "/metrics", timeout=60).text
-    num_preempted = float(re.findall(r"^plait_preemptions_total (\S+)$", metrics, re.MULTILINE)[0])
-    assert (num_preempted > 0) == is_preempted
+    with ThreadPoolExecutor(1) as pool:
+        with slow_steps.within() if is_preempted else nullcontext():
+            given = pool.submit(answers, running, is_preempted)
+            while is_preempted and num_preempted(running) == 0:
+                assert not given.done()
+        assert given.result() == expected * 2
+    assert (num_preempted(running) > 0) == is_preempted
+
+
+def num_preempted(running: Server) -> float:
+    return read_metrics(running.url)["plait_preemptions_total"]
 
 
 def test_a_streamed_answer_says_the_same(logits_server: Server) -> None:

@@ -46,13 +46,6 @@ def wait_for_tokens(running: Server, replica: int) -> None:
         time.sleep(0.02)
 
 
-def wait_until_unready(running: Server) -> None:
-    deadline = time.monotonic() + 60
-    while httpx.get(running.url + "/ready", timeout=60).status_code == 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def two_long_answers(slow_steps: SlowSteps, server: StartServer, check_models: Path) -> Iterator[TwoAnswers]:
     """Two replicas that write a long answer each, slowly."""
@@ -103,7 +96,7 @@ def test_a_killed_replica_takes_its_own_streams_and_the_other_serves_on(
     assert len(lost) == 1
     assert "replica 1 was lost" in lost[0]["error"]["message"]
     assert "1 of 2 serve on" in running.read_line("Replica 1 was lost: rank 1 was lost: worker 1 was killed by SIGKILL")
-    assert httpx.get(running.url + "/ready", timeout=60).json() == {"status": "ok", "replicas_lost": [1]}
+    assert running.wait_until_serving() == {"status": "ok", "replicas_lost": [1]}
     assert httpx.get(running.url + "/health", timeout=60).status_code == 200
     assert recall.ask_all(running.url, recall.problems(3, 3, 256)) == []
     assert running.stop(signal.SIGTERM) == 0
@@ -112,7 +105,7 @@ def test_a_killed_replica_takes_its_own_streams_and_the_other_serves_on(
 def test_a_drain_lets_both_replicas_finish(two_long_answers: TwoAnswers, slow_steps: SlowSteps) -> None:
     running, answers = two_long_answers
     running.process.send_signal(signal.SIGTERM)
-    wait_until_unready(running)
+    running.wait_until_draining()
     slow_steps.end()
     for answer in answers:
         assert json.loads(answer.result()[-2])["choices"][0]["finish_reason"] == "length"

@@ -60,13 +60,6 @@ def runs(pid: int) -> bool:
         return False
 
 
-def wait_until_unready(server: Server) -> None:
-    deadline = time.monotonic() + 60
-    while httpx.get(server.url + "/ready", timeout=60).status_code == 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_what_a_ready_server_says_works(server: StartServer, check_models: Path) -> None:
     running = server(check_models / "recall-gqa", "--served-model-name", "recall")
     said = "\n".join(running.lines)
@@ -85,7 +78,7 @@ def test_ctrl_c_drains_and_ends_with_0(slow_steps: SlowSteps, server: StartServe
     with slow_steps.within():
         streaming = Streaming(running, max_tokens=600).begun()
         running.process.send_signal(signal.SIGINT)
-        wait_until_unready(running)
+        running.wait_until_draining()
     assert running.wait() == 0
     streaming.join()
     assert streaming.events[-1] == "[DONE]"
@@ -103,7 +96,7 @@ def test_a_server_whose_output_nobody_reads_any_more_still_drains(server: StartS
     running = server(check_models / "recall-gqa")
     assert running.process.stdout is not None
     running.process.stdout.close()
-    assert httpx.get(running.url + "/ready", timeout=60).status_code == 200
+    running.wait_until_serving()
     running.process.send_signal(signal.SIGTERM)
     assert running.process.wait(timeout=STOP_SECONDS) == 0
 
@@ -113,7 +106,7 @@ def test_a_draining_server_takes_no_new_request(slow_steps: SlowSteps, server: S
     slow_steps.begin()
     streaming = Streaming(running).begun()
     running.process.send_signal(signal.SIGTERM)
-    wait_until_unready(running)
+    running.wait_until_draining()
     refused = httpx.post(running.url + "/v1/chat/completions", json=BUSY, timeout=60)
     assert refused.status_code == 503
     assert httpx.get(running.url + "/health", timeout=60).status_code == 200
@@ -129,7 +122,7 @@ def test_a_second_ctrl_c_stops_at_once_and_tells_the_clients(
     workers = [process.pid for process in running.workers()]
     streaming = Streaming(running).begun()
     running.process.send_signal(signal.SIGINT)
-    wait_until_unready(running)
+    running.wait_until_draining()
     assert running.stop(signal.SIGINT) == 0
     streaming.join()
     assert "error" in json.loads(streaming.events[-1])

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import httpx
 import psutil
 
 READY = "Plait is ready: "
@@ -53,6 +55,23 @@ class Server:
         assert self.process.stdout is not None
         lines = (line.strip() for line in itertools.chain(self.lines, self.process.stdout))
         return next(line for line in lines if line.startswith(start))
+
+    def wait_until_draining(self) -> None:
+        """Until it takes no requests since it ends, or its group does; a late heartbeat alone is no drain."""
+        self._wait_for_ready(lambda answer: "is draining" in answer.text)
+
+    def wait_until_serving(self) -> dict[str, Any]:
+        """What it says once it takes requests; it may not while a worker's heartbeat is late."""
+        said: dict[str, Any] = self._wait_for_ready(lambda answer: answer.status_code == 200).json()
+        return said
+
+    def _wait_for_ready(self, holds: Callable[[httpx.Response], bool]) -> httpx.Response:
+        deadline = time.monotonic() + STOP_SECONDS
+        while not holds(answer := httpx.get(f"{self.url}/ready", timeout=STOP_SECONDS)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(answer.text)
+            time.sleep(0.02)
+        return answer
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         """Send a signal and wait for the exit code."""
