@@ -25,6 +25,8 @@ from plait_testing import budgets
 CHART = budgets.ROOT / "deploy" / "chart"
 GOLDEN = budgets.ROOT / "tests" / "deploy" / "golden"
 EXAMPLES = sorted(path.name for path in (CHART / "examples").glob("*.yaml"))
+LEADER = {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
+"""The label that LeaderWorkerSet gives the first pod of a group."""
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 needs_helm = pytest.mark.skipif(
     shutil.which("helm") is None, reason="no helm; tests/deploy/cluster/README.md builds it"
@@ -48,13 +50,13 @@ def manifests(name: str) -> dict[str, dict[str, Any]]:
 
 
 def template(name: str) -> dict[str, Any]:
-    """The pod template of an example."""
+    """The template of an example's pods that serve."""
     kinds = manifests(name)
     if "Deployment" in kinds:
         pod: dict[str, Any] = kinds["Deployment"]["spec"]["template"]
         return pod
-    group: dict[str, Any] = kinds["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]["workerTemplate"]
-    return group
+    group: dict[str, dict[str, Any]] = kinds["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    return group.get("leaderTemplate", group["workerTemplate"])
 
 
 def container(name: str) -> dict[str, Any]:
@@ -176,8 +178,8 @@ def test_shared_memory_is_within_the_memory(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_whatever_selects_pods_selects_these(name: str) -> None:
-    labels = template(name)["metadata"]["labels"].items()
     kinds = manifests(name)
+    labels = (template(name)["metadata"]["labels"] | LEADER).items()
     selectors = [kinds["Service"]["spec"]["selector"], kinds["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]]
     for kind in ("Deployment", "PodDisruptionBudget", "PodMonitor", "InferencePool"):
         if kind in kinds:
@@ -189,6 +191,19 @@ def test_whatever_selects_pods_selects_these(name: str) -> None:
 def test_the_name_of_a_set_is_left_to_the_headless_service_that_its_controller_makes(name: str) -> None:
     kinds = manifests(name)
     assert kinds["LeaderWorkerSet"]["metadata"]["name"] != kinds["Service"]["metadata"]["name"]
+
+
+def test_of_a_replica_over_several_nodes_the_leader_alone_serves() -> None:
+    kinds = manifests("tensor-parallel-nodes.yaml")
+    pods = kinds["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    leader, worker = (pods[f"{role}Template"]["spec"]["containers"][0] for role in ("leader", "worker"))
+    probes = {"startupProbe", "readinessProbe", "livenessProbe"}
+    assert probes <= set(leader)
+    assert worker == {name: value for name, value in leader.items() if name not in probes}
+    assert LEADER.items() <= kinds["Service"]["spec"]["selector"].items()
+    others = manifests("multi-node.yaml")
+    assert "leaderTemplate" not in others["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    assert not LEADER.keys() & others["Service"]["spec"]["selector"].keys()
 
 
 def test_a_group_is_evicted_as_a_whole() -> None:
@@ -234,7 +249,8 @@ def test_helm_renders_the_golden_file(name: str) -> None:
         ({"args": ["--data-parallel-size=2"]}, "set parallel.dp instead"),
         ({"args": ["--host=::"]}, "--host"),
         ({"resources": {"nvidia.com/gpu": 2}}, "nvidia.com/gpu"),
-        ({"parallel": {"dp": 3, "nodes": 2}}, "multiple of parallel.nodes"),
+        ({"parallel": {"dp": 3, "nodes": 2}}, "3 ranks on 2 nodes"),
+        ({"parallel": {"tp": 2, "nodes": 2, "dpAttention": True}}, "multiple of parallel.nodes"),
         ({"parallel": {"dp": 2, "nodes": 2}}, "plait keys new DIR --nodes 2"),
         ({"args": ["--restart=group"]}, "LeaderWorkerSet"),
         ({"parallel": {"tp": 0}}, "tp"),

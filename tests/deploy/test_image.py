@@ -107,7 +107,10 @@ def started(root: Path, folder: Path, models: Path, *words: str) -> Iterator[sub
     (folder / "config.json").write_text(json.dumps(config))
     name = f"plait-{os.getpid()}-{folder.name}"
     process = subprocess.Popen(
-        ["crun", "run", "--bundle", folder, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ["crun", "--cgroup-manager=disabled", "run", "--bundle", folder, name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         yield process

@@ -196,8 +196,11 @@ class MiniKubelet:
             self._start(pod)
 
     def _probe_all(self, pod: Pod) -> bool:
-        """Run the probes that are due; whether the status changes."""
+        """Run the probes that are due; whether the status changes. A pod without probes is ready as it starts."""
         before = (pod.is_started, pod.is_ready)
+        if "startupProbe" not in pod.container:
+            pod.is_started = pod.is_ready = True
+            return before != (True, True)
         if not pod.is_started:
             pod.is_started = self._probe(pod, "startup") is True
         if pod.is_started:

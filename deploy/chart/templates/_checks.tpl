@@ -21,8 +21,12 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if mod $v.parallel.dp $v.parallel.nodes -}}
-{{- fail (printf "parallel.dp is %d on %d nodes, and each node takes equally many whole replicas; set parallel.dp to a multiple of parallel.nodes" (int $v.parallel.dp) (int $v.parallel.nodes)) -}}
+{{- $ranks := mul $v.parallel.dp $v.parallel.tp -}}
+{{- if mod $ranks $v.parallel.nodes -}}
+{{- fail (printf "parallel.dp times parallel.tp are %d ranks on %d nodes, and each node takes equally many; set parallel.dp to a multiple of parallel.nodes, or another parallel.tp" (int $ranks) (int $v.parallel.nodes)) -}}
+{{- end -}}
+{{- if and (include "plait.spansNodes" .) $v.parallel.dpAttention -}}
+{{- fail (printf "parallel.dp is %d on %d nodes, and with parallel.dpAttention each node takes equally many whole replicas; set parallel.dp to a multiple of parallel.nodes" (int $v.parallel.dp) (int $v.parallel.nodes)) -}}
 {{- end -}}
 {{- if and (include "plait.isGroup" .) (not $v.nodeKeys.secret) -}}
 {{- fail (printf "parallel.nodes is %d, and nodes need keys of each other; run `plait keys new DIR --nodes %d`, then `kubectl create secret generic plait-node-keys --from-file=DIR`, and set nodeKeys.secret: plait-node-keys" (int $v.parallel.nodes) (int $v.parallel.nodes)) -}}

@@ -35,6 +35,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if gt (int .Values.parallel.nodes) 1 }}true{{ end -}}
 {{- end -}}
 
+{{/* A replica takes ranks of several nodes: the leader of a group has the one engine and the HTTP address. */}}
+{{- define "plait.spansNodes" -}}
+{{- if mod .Values.parallel.dp .Values.parallel.nodes }}true{{ end -}}
+{{- end -}}
+
+{{/* Pods that answer HTTP. */}}
+{{- define "plait.serverSelector" -}}
+{{ include "plait.selector" . }}
+{{- if include "plait.spansNodes" . }}
+leaderworkerset.sigs.k8s.io/worker-index: "0"
+{{- end }}
+{{- end -}}
+
 {{/* MODEL of the command line. */}}
 {{- define "plait.model" -}}
 {{- if .Values.model.hub -}}

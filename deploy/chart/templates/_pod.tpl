@@ -1,5 +1,16 @@
-{{/* The pod: alone in a Deployment, or each of a LeaderWorkerSet's group. */}}
+{{/* A pod that serves: alone in a Deployment, or of a LeaderWorkerSet's group. */}}
 {{- define "plait.pod" -}}
+{{- include "plait.podWith" (list . (include "plait.probes" .)) -}}
+{{- end -}}
+
+{{/* A pod of a group that runs ranks alone: nobody asks it by HTTP, and it ends with its leader. */}}
+{{- define "plait.podOfRanks" -}}
+{{- include "plait.podWith" (list . "") -}}
+{{- end -}}
+
+{{- define "plait.podWith" -}}
+{{- $probes := index . 1 -}}
+{{- with index . 0 -}}
 metadata:
   labels:
     {{- include "plait.labels" . | nindent 4 }}
@@ -58,9 +69,10 @@ spec:
         - {name: node-keys, mountPath: /keys}
   {{- end }}
   containers:
-    - {{ include "plait.container" . | nindent 6 | trim }}
+    - {{ include "plait.container" (list . $probes) | nindent 6 | trim }}
   volumes:
     {{- include "plait.volumes" . | nindent 4 }}
+{{- end -}}
 {{- end -}}
 
 {{- define "plait.image" -}}
@@ -74,27 +86,7 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{- define "plait.container" -}}
-name: plait
-image: {{ include "plait.image" . }}
-imagePullPolicy: {{ .Values.image.pullPolicy }}
-args:
-  {{- include "plait.args" . | nindent 2 }}
-{{- if or .Values.env .Values.model.hubTokenSecret }}
-env:
-  {{- with .Values.model.hubTokenSecret }}
-  - name: HF_TOKEN
-    valueFrom: {secretKeyRef: {name: {{ . }}, key: HF_TOKEN}}
-  {{- end }}
-  {{- with .Values.env }}{{ toYaml . | nindent 2 }}{{ end }}
-{{- end }}
-ports:
-  - {name: http, containerPort: {{ .Values.service.port }}}
-  {{- if include "plait.isGroup" . }}
-  - {name: launch, containerPort: {{ .Values.nodeKeys.port }}}
-  - {name: votes, containerPort: {{ add .Values.nodeKeys.port 1 }}}
-  {{- end }}
-resources: {{- include "plait.resources" . | nindent 2 }}
+{{- define "plait.probes" -}}
 # Ready once the model is loaded; liveness counts from then on.
 startupProbe:
   httpGet: {path: /ready, port: http}
@@ -112,6 +104,34 @@ livenessProbe:
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 12
+{{- end -}}
+
+{{- define "plait.container" -}}
+{{- $probes := index . 1 -}}
+{{- with index . 0 -}}
+name: plait
+image: {{ include "plait.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+args:
+  {{- include "plait.args" . | nindent 2 }}
+{{- if or .Values.env .Values.model.hubTokenSecret }}
+env:
+  {{- with .Values.model.hubTokenSecret }}
+  - name: HF_TOKEN
+    valueFrom: {secretKeyRef: {name: {{ . }}, key: HF_TOKEN}}
+  {{- end }}
+  {{- with .Values.env }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- end }}
+ports:
+  - {name: http, containerPort: {{ .Values.service.port }}}
+  {{- if include "plait.isGroup" . }}
+  - {name: launch, containerPort: {{ .Values.nodeKeys.port }}}
+  - {name: engine, containerPort: {{ add .Values.nodeKeys.port 1 }}}
+  {{- end }}
+resources: {{- include "plait.resources" . | nindent 2 }}
+{{- with $probes }}
+{{ . }}
+{{- end }}
 lifecycle:
   preStop:
     sleep: {seconds: {{ .Values.drain.announceSeconds }}}
@@ -131,6 +151,7 @@ volumeMounts:
   {{- if include "plait.isGroup" . }}
   - {name: node-keys, mountPath: /keys}
   {{- end }}
+{{- end -}}
 {{- end -}}
 
 {{- define "plait.args" -}}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 import yaml
 from plait import cli
-from plait_testing import recall
+from plait_testing import budgets, recall
 from plait_testing.control_plane import ControlPlane
 from plait_testing.lws_controller import start_lws_controller
 from plait_testing.mini_kubelet import Pod, enter_network
@@ -155,3 +157,42 @@ def test_a_group_that_is_scaled_away_drains_under_load(cluster: Cluster, record:
     assert asked.failed == []
     assert asked.answered > 0
     assert [f"{pod.name} was deleted and ended with 0" in cluster.kubelet.messages for pod in going] == [True, True]
+
+
+def render(values: dict[str, object], folder: Path) -> list[dict[str, Any]]:
+    """The chart's manifests with the example's values, and these."""
+    path, chart = folder / "values.yaml", budgets.ROOT / "deploy" / "chart"
+    path.write_text(yaml.safe_dump(values))
+    words = ["template", "plait", str(chart), "-f", str(chart / "examples" / "cpu-group.yaml"), "-f", str(path)]
+    done = subprocess.run([TOOLS / "helm", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [one for one in yaml.safe_load_all(done.stdout) if one is not None]
+
+
+def test_a_replica_over_two_pods_serves_at_its_leader_and_is_made_anew(
+    cluster: Cluster, tmp_path: Path, record: Record
+) -> None:
+    """Tensor parallelism between pods. After all others: the groups before it are gone."""
+    cluster.plane.kubectl("delete", "lws", "plait-group", "--wait=false")
+    cluster.wait_for(lambda: not cluster.kubelet.pods, "the end of the other groups")
+    values = {"parallel": {"nodes": 2, "tp": 2, "dp": 1, "dpAttention": False}, "replicas": 1}
+    documents = render(values, tmp_path)
+    for one in documents:
+        if one["kind"] == "LeaderWorkerSet":
+            pods = one["spec"]["leaderWorkerTemplate"]
+            for role in ("leaderTemplate", "workerTemplate"):
+                pods[role]["spec"]["containers"][0]["args"] += ["--threads=1", "--num-pages=128"]
+    started = time.monotonic()
+    cluster.plane.kubectl(
+        "apply", "--server-side", "--force-conflicts", "--filename=-", text=yaml.safe_dump_all(documents)
+    )
+    cluster.wait_for(lambda: len(cluster.ready()) == 1, "the leader")
+    record("a replica over two pods", "wall_until_ready", "seconds", time.monotonic() - started)
+    assert ask_recall(cluster, 4) == []
+    pods = pods_of(cluster, "0")
+    assert [environment(pod)["LWS_WORKER_INDEX"] for pod in pods if pod.is_ready] in (["0", "1"], ["1", "0"])
+    victim = next(pod for pod in pods if environment(pod)["LWS_WORKER_INDEX"] == "1")
+    rank_of(victim).kill()
+    cluster.wait_for(lambda: all(pod in cluster.kubelet.ended for pod in pods), "the end of the group")
+    cluster.wait_for(lambda: len(cluster.ready()) == 1, "the new leader")
+    assert ask_recall(cluster, 4) == []
