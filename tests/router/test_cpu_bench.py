@@ -25,6 +25,13 @@ import sys
 from plait_testing.mock_server import MockServer, Timing
 MockServer(Timing({timing}), int(sys.argv[1])).serve()
 """
+PRESS = """
+import os, signal, socket, sys
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+asking = listener.accept()
+os.kill({pid}, {signal})
+signal.pause()
+"""
 ALONE = closed_loop(num_streams=1, input_len=16, per_stream=2, repeats=2)
 CASES = [ALONE, beside_busy(ALONE, seconds=5.0, repeats=1)]
 
@@ -36,7 +43,7 @@ def mock(name: str, timing: str) -> Contestant:
 
 
 def script(name: str, code: str) -> Contestant:
-    return Contestant(name, "", [sys.executable, "-c", code])
+    return Contestant(name, "", [sys.executable, "-c", code, "{port}"])
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +121,8 @@ def test_servers_end_with_the_bench(field: Field) -> None:
 
 
 def test_ctrl_c_leaves_no_server_behind(tmp_path: Path) -> None:
-    """The second server sends it, while the first is paused."""
-    press = f"import os, signal, time; time.sleep(0.5); os.kill({os.getpid()}, {int(signal.SIGINT)}); time.sleep(60)"
+    """The second server sends it when it is asked whether it is ready, while the first is paused."""
+    press = PRESS.format(pid=os.getpid(), signal=int(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         run_all([mock("plait", ""), script("presses", press)], [ALONE], tmp_path)
     assert servers_left() == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -95,13 +94,6 @@ def contestants(where: Places) -> list[Contestant]:
         vllm_cpu(demo, where),
         _transformers(demo, where),
     ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _plait(name: str, *flags: str, takes: tuple[Kind, ...] = KINDS) -> Contestant:

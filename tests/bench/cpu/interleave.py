@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from bench.cpu.contestants import Contestant, free_port
+from bench.cpu.contestants import Contestant
 from bench.cpu.cpu_cases import CpuCase
 from bench.cpu.server_process import ServerFailed, ServerProcess, start
 from plait.bench.cases import cases
 from plait.bench.compare import value
 from plait.bench.measure import Bench, Measured
 from plait.errors import StartError
+from plait_testing.held_port import held_port
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,13 @@ def _start(contestant: Contestant, logs: Path) -> Entry:
         entry.state, entry.reason = "missing", contestant.missing
         say(f"{contestant.name}: MISSING: {contestant.missing}")
         return entry
-    began, port = time.monotonic(), free_port()
+    with held_port() as port:
+        return _start_at(port, entry, logs / f"{contestant.name.replace(' ', '')}.log")
+
+
+def _start_at(port: int, entry: Entry, log: Path) -> Entry:
+    contestant, began = entry.contestant, time.monotonic()
     command = [word.replace("{port}", str(port)) for word in contestant.command]
-    log = logs / f"{contestant.name.replace(' ', '')}.log"
     process = start(contestant.name, command, port, contestant.environment, log)
     try:
         process.wait_until_ready(contestant.ready)
