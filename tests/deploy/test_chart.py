@@ -144,7 +144,11 @@ def test_probes_ask_as_the_operating_page_says(name: str) -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_pod_still_answers_while_it_is_forgotten_and_then_drains(name: str) -> None:
     spec = template(name)["spec"]
-    announce = container(name)["lifecycle"]["preStop"]["sleep"]["seconds"]
+    one = container(name)
+    _, settings = read_command(one["args"])
+    by_hook = one.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+    announce = by_hook + settings.http.shutdown_delay_seconds
+    assert not by_hook or not settings.http.shutdown_delay_seconds, "they would add up"
     readiness = container(name)["readinessProbe"]
     assert announce > 0
     assert spec["terminationGracePeriodSeconds"] > announce

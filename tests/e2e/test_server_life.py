@@ -114,6 +114,28 @@ def test_a_draining_server_takes_no_new_request(slow_steps: SlowSteps, server: S
     streaming.join()
 
 
+def test_a_leaving_server_takes_requests_until_it_drains(server: StartServer, check_models: Path) -> None:
+    running = server(check_models / "recall-gqa", "--shutdown-delay-seconds", "3600")
+    running.process.send_signal(signal.SIGTERM)
+    assert "3600 s" in running.read_line("Leaving")
+    refused = httpx.get(running.url + "/ready", timeout=60)
+    assert refused.status_code == 503
+    assert "about to drain" in refused.text
+    assert httpx.get(running.url + "/health", timeout=60).status_code == 200
+    body = {"prompt": "0123", "max_tokens": 4, "ignore_eos": True}
+    assert httpx.post(running.url + "/v1/completions", json=body, timeout=60).status_code == 200
+    assert running.stop(signal.SIGTERM) == 0
+
+
+def test_a_leaving_server_drains_when_its_time_is_over(server: StartServer, check_models: Path) -> None:
+    running = server(check_models / "recall-gqa", "--shutdown-delay-seconds", "0.1")
+    assert running.stop(signal.SIGTERM) == 0
+    assert [line.split(":")[0] for line in running.lines if line.startswith(("Leaving", "Draining"))] == [
+        "Leaving",
+        "Draining",
+    ]
+
+
 def test_a_second_ctrl_c_stops_at_once_and_tells_the_clients(
     slow_steps: SlowSteps, server: StartServer, check_models: Path
 ) -> None:

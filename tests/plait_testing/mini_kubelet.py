@@ -234,7 +234,8 @@ class MiniKubelet:
     def _end(self, pod: Pod) -> None:
         """PreStop's sleep, SIGTERM, and SIGKILL after the grace."""
         grace = pod.manifest["spec"]["terminationGracePeriodSeconds"]
-        announce = pod.container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        hook = pod.container.get("lifecycle", {}).get("preStop", {})
+        announce = hook.get("sleep", {}).get("seconds", 0)
         assert pod.process is not None
         time.sleep(announce)
         self._kill(pod, signal.SIGTERM)

@@ -132,9 +132,11 @@ resources: {{- include "plait.resources" . | nindent 2 }}
 {{- with $probes }}
 {{ . }}
 {{- end }}
+{{- if not (include "plait.isGroup" .) }}
 lifecycle:
   preStop:
     sleep: {seconds: {{ .Values.drain.announceSeconds }}}
+{{- end }}
 securityContext:
   {{- include "plait.securityContext" . | nindent 2 }}
   {{- if .Values.rdma.resource }}
@@ -178,6 +180,8 @@ volumeMounts:
 - --keys=/keys
 # Pods of a group may start minutes apart: images are pulled, nodes are added.
 - --meet-timeout-seconds={{ .Values.probes.loadSeconds }}
+# The other pods of a group are deleted after its first: all leave the Service together, by their own word.
+- --shutdown-delay-seconds={{ .Values.drain.announceSeconds }}
 {{- end }}
 {{- range .Values.args }}
 - {{ . | quote }}

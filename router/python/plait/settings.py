@@ -40,6 +40,7 @@ QueueLength = Annotated[int, Meta(ge=1, le=1_048_576)]
 QueueTokens = Annotated[int, Meta(ge=1, le=1 << 40)]
 StepCount = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 SkipCount = Annotated[int, Meta(ge=0, le=1_048_576)]
+DelaySeconds = Annotated[float, Meta(ge=0, le=3600)]
 QueueSeconds = Annotated[float, Meta(gt=0, le=1e9)]
 AgingSeconds = Annotated[float, Meta(gt=0, le=4000)]
 """Times the largest `priority` it is a time on the scheduler's clock."""
@@ -91,6 +92,13 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
             "one for each request"
         ),
     ] = False
+    shutdown_delay_seconds: Annotated[
+        DelaySeconds,
+        Setting(
+            "time in s from the signal to the drain; /ready answers 503 and requests are still taken, until balancers "
+            "have forgotten the server"
+        ),
+    ] = 0.0
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,10 +50,11 @@ def build_app(
 ) -> FastAPI:
     """The app that serves `engine`; with `keys`, every path but `/health` and `/ready` needs one.
 
-    `salt_key` keys the numbers that stand for clients.
+    `salt_key` keys the numbers that stand for clients. Once `state.is_leaving` is set, `/ready` answers 503.
     """
     authentication = [Middleware(RequireKey, keys=keys)] if keys is not None else []
     app = FastAPI(title="Plait", docs_url=None, redoc_url=None, middleware=authentication, redirect_slashes=False)
+    app.state.is_leaving = False
     name = description.model_id
     app.router.routes += [
         Route(CHAT_PATH, GenerateRoute(read_chat, streams, name, http, salt_key), methods=["POST"]),
@@ -89,6 +90,8 @@ def _add_state_routes(app: FastAPI, engine: EngineHandle) -> None:
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready", summary="Requests are taken now")
     async def ready() -> Response:
+        if app.state.is_leaving:
+            raise ApiError(503, f"the server is about to drain; {_ADVICE['draining']}")
         return _health_response(readiness_problem, read_status(engine))
 
     @app.get("/metrics", summary="Prometheus metrics")

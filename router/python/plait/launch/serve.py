@@ -156,7 +156,8 @@ class _Service:
         self._settings = settings
         self._listener = listener
         self._streams = Streams(engine)
-        self._http = http_server(build_app(engine, self._streams, description, keys, settings.http, salt_key))
+        self._app = build_app(engine, self._streams, description, keys, settings.http, salt_key)
+        self._http = http_server(self._app)
         self._num_signals = 0
         self._grace_seconds = TERM_SECONDS
 
@@ -208,14 +209,24 @@ class _Service:
         self._num_signals += 1
         phase = read_status(self._engine).phase
         # A group may already drain when the first signal arrives.
-        if self._num_signals == 1 and phase in ("ready", "draining"):
-            say(f"Draining: {len(self._streams)} requests in flight (Ctrl-C again stops at once)")
-            self._engine.drain()
+        delay = self._settings.http.shutdown_delay_seconds
+        if self._num_signals == 1 and phase == "ready" and delay > 0:
+            say(f"Leaving: /ready answers 503 for {delay:g} s, then the server drains (Ctrl-C again stops at once)")
+            self._app.state.is_leaving = True
+            asyncio.get_running_loop().call_later(delay, self._drain)
+        elif self._num_signals == 1 and phase in ("ready", "draining"):
+            self._drain()
         else:
             say("Stopping")
             if phase == "loading":
                 self._grace_seconds = 0.0  # a loading worker does not read the engine's messages
             self._engine.close()
+
+    def _drain(self) -> None:
+        """Nothing once the engine is ending."""
+        if read_status(self._engine).phase in ("ready", "draining"):
+            say(f"Draining: {len(self._streams)} requests in flight (Ctrl-C again stops at once)")
+            self._engine.drain()
 
     def _on_worker_exit(self, worker: Worker) -> None:
         if worker.exit_code != 0 or read_status(self._engine).phase in ("loading", "ready"):
