@@ -108,6 +108,8 @@ enum Stage {
     Handshaking(Handshake),
     /// All got a Welcome and run step 0.
     WarmingUp {
+        /// When all had loaded.
+        since: Micros,
         warm_up: WarmUp,
         serving: Box<Serving>,
     },

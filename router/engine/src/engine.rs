@@ -106,7 +106,8 @@ impl Engine {
         let mut settings = EngineSettings::parse(settings)?;
         settings.hash_key.get_or_insert_with(HashKey::draw);
         logging::start(settings.log_level);
-        let timeouts = timeouts.with_load(settings.load_timeout());
+        let (load, capture) = settings.start_timeouts();
+        let timeouts = timeouts.with_start(load, capture);
         let model = ModelText::load(&settings.model, settings.served_model_name.as_deref())?;
         let model = Arc::new(settings.template.apply(model)?);
         let max_model_len = settings.model_len(model.context_length())?;

@@ -126,10 +126,9 @@ impl Handshake {
         ))
     }
 
-    /// The first rank that is not in.
-    pub fn first_missing(&self) -> Option<u32> {
-        let place = self.hellos.iter().position(Option::is_none)?;
-        self.ranks.iter().nth(place)
+    /// The ranks that are not in.
+    pub fn missing(&self) -> Vec<u32> {
+        self.ranks.iter().filter(|rank| !self.has(*rank)).collect()
     }
 
     /// All Hellos by rank, once none is missing.
@@ -235,10 +234,9 @@ impl WarmUp {
         }
     }
 
-    /// The first rank that has not answered.
-    pub fn first_missing(&self) -> Option<u32> {
-        let place = self.answered.iter().position(|answered| !answered)?;
-        self.ranks.iter().nth(place)
+    /// The ranks that have not answered.
+    pub fn missing(&self) -> Vec<u32> {
+        self.ranks.iter().filter(|rank| !self.has(*rank)).collect()
     }
 
     /// Whether all ranks have answered.
@@ -280,7 +278,7 @@ mod tests {
         let mut handshake = Handshake::new(two(), None);
         handshake.add(1, hello(1), Some(&CONFIG)).unwrap();
         assert_eq!(handshake.complete(), None);
-        assert_eq!(handshake.first_missing(), Some(0));
+        assert_eq!(handshake.missing(), [0]);
         handshake.add(0, hello(0), Some(&CONFIG)).unwrap();
         assert_eq!(num_pages(&handshake.complete().unwrap()), 9);
     }

@@ -53,6 +53,8 @@ pub struct EngineSettings {
     pub step_trace: Option<PathBuf>,
     /// Longest time until all ranks have loaded.
     pub load_timeout_seconds: f64,
+    /// Of that, the longest time from the last rank's weights to its first step.
+    pub capture_timeout_seconds: f64,
     /// `debug`, `info`, `warning` or `error`.
     pub log_level: LogLevel,
     /// Engines that step together with this one; None steps freely.
@@ -341,9 +343,13 @@ impl EngineSettings {
         Ok(settings)
     }
 
-    /// The longest time until all ranks have loaded.
-    pub fn load_timeout(&self) -> Duration {
-        Duration::try_from_secs_f64(self.load_timeout_seconds).unwrap_or(LONGEST_LOAD)
+    /// The limits on the start: until all ranks are ready, and of that, from the last rank's weights.
+    pub fn start_timeouts(&self) -> (Duration, Duration) {
+        let limit = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST_LOAD);
+        (
+            limit(self.load_timeout_seconds),
+            limit(self.capture_timeout_seconds),
+        )
     }
 
     /// The longest prompt plus output: what was asked for, if the model's context holds it.

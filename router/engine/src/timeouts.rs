@@ -19,6 +19,8 @@ const JOIN_GRACE: Duration = Duration::from_secs(10);
 pub struct Timeouts {
     /// From the start to the last rank's answer to the warm-up step. [`crate::EngineSettings`] says it.
     pub load: Duration,
+    /// From the last rank's Hello to the last answer to the warm-up step: ranks capture graphs. The settings say it too.
+    pub capture: Duration,
     /// A step like those measured is overdue after [`EXPECTED_TIMES`] its expected time, but not before this.
     pub known_step: Duration,
     /// Any other step is overdue after this, plus [`Timeouts::step_token`] a token. It may compile a kernel.
@@ -46,6 +48,7 @@ impl Default for Timeouts {
     fn default() -> Self {
         Self {
             load: Duration::from_secs(1800),
+            capture: Duration::from_secs(1800),
             known_step: Duration::from_secs(10),
             step: Duration::from_secs(60),
             step_token: Duration::from_millis(100),
@@ -61,14 +64,15 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// The same with another limit on loading, here and in the other engines of a group.
-    pub fn with_load(self, load: Duration) -> Self {
+    /// The same with other limits on the start, for loading in the other engines of a group too.
+    pub fn with_start(self, load: Duration, capture: Duration) -> Self {
         let group = GroupTimeouts {
             join: load + JOIN_GRACE,
             ..self.group
         };
         Self {
             load,
+            capture,
             group,
             ..self
         }
@@ -92,7 +96,8 @@ mod tests {
 
     #[test]
     fn a_group_has_longer_to_join_than_a_rank_to_load() {
-        let timeouts = Timeouts::default().with_load(Duration::from_secs(3600));
+        let timeouts = Timeouts::default();
+        let timeouts = timeouts.with_start(Duration::from_secs(3600), timeouts.capture);
         assert_eq!(timeouts.load.as_secs(), 3600);
         assert_eq!(timeouts.group.join.as_secs(), 3610);
     }

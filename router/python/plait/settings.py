@@ -401,6 +401,13 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 1800.0
     """A terabyte at 600 MB/s."""
+    capture_timeout_seconds: Annotated[
+        QueueSeconds,
+        Setting(
+            "of that, the longest time in s from the last rank's weights to its first step: kernels are compiled and "
+            "CUDA graphs captured; then the server exits with code 5"
+        ),
+    ] = 1800.0
     log_level: Annotated[LogLevel, Setting("lowest level of log lines on standard error")] = "info"
 
 
@@ -559,6 +566,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: ever
     seed: int | None
     step_trace: str | None
     load_timeout_seconds: float
+    capture_timeout_seconds: float
     log_level: LogLevel
     group: GroupMembership | None
     """None: the engine steps on its own."""
@@ -598,6 +606,7 @@ def engine_settings(
         seed=settings.process.seed,
         step_trace=settings.process.step_trace,
         load_timeout_seconds=settings.process.load_timeout_seconds,
+        capture_timeout_seconds=settings.process.capture_timeout_seconds,
         log_level=settings.process.log_level,
         group=group,
         remote_workers=remote_workers,

@@ -9,11 +9,15 @@ use super::{EventLoop, Grouped, Stage};
 use crate::clock::{micros, since};
 use crate::serving::Serving;
 use crate::status::Phase;
+use crate::timeouts::Timeouts;
+
+/// Ranks that a message names at most.
+const MAX_NAMED: usize = 8;
 
 impl EventLoop {
     pub(super) fn next_deadline(&self) -> Option<Micros> {
         let stage = match &self.stage {
-            Stage::Handshaking(_) | Stage::WarmingUp { .. } => Some(self.load_deadline()),
+            Stage::Handshaking(_) | Stage::WarmingUp { .. } => Some(self.start_deadline()),
             Stage::ShuttingDown { deadline, .. } => Some(*deadline),
             Stage::Serving(serving) => self
                 .next_health_change(serving)
@@ -55,25 +59,41 @@ impl EventLoop {
         Micros(overdue.saturating_add(micros(self.timeouts.stuck_grace)))
     }
 
-    /// When all ranks must have loaded. A pause of this process was one of its ranks too.
-    fn load_deadline(&self) -> Micros {
-        let started = self.driver.replica.started;
-        Micros(started.max(self.resumed_at).0 + micros(self.timeouts.load))
+    /// When the phase of the start must be over. A pause of this process was one of its ranks too.
+    fn start_deadline(&self) -> Micros {
+        let after = |time: Micros, limit| Micros(time.max(self.resumed_at).0 + micros(limit));
+        let load = after(self.driver.replica.started, self.timeouts.load);
+        match &self.stage {
+            Stage::WarmingUp { since, .. } => load.min(after(*since, self.timeouts.capture)),
+            _ => load,
+        }
     }
 
-    /// What the first rank that holds up the start has not done.
-    fn load_problem(&self) -> Option<String> {
-        let (rank, missing) = match &self.stage {
-            Stage::Handshaking(handshake) => (handshake.first_missing()?, "loaded the model"),
-            Stage::WarmingUp { warm_up, .. } => {
-                (warm_up.first_missing()?, "answered the warm-up step")
+    /// What the ranks that hold up the start have not done.
+    fn start_problem(&self) -> Option<String> {
+        let Timeouts { load, capture, .. } = self.timeouts;
+        let (ranks, done, limit, from, flag) = match &self.stage {
+            Stage::Handshaking(handshake) => {
+                let ranks = handshake.missing();
+                (ranks, "loaded the model", load, "the start", "load")
+            }
+            Stage::WarmingUp { warm_up, since, .. } => {
+                let ranks = warm_up.missing();
+                let is_own = since.0 + micros(capture) <= self.checked_at.0;
+                let (limit, from, flag) = if is_own {
+                    (capture, "all had loaded", "capture")
+                } else {
+                    (load, "the start", "load")
+                };
+                (ranks, "answered the warm-up step", limit, from, flag)
             }
             _ => return None,
         };
         Some(format!(
-            "rank {rank} has not {missing} {} s after the start: its process hangs, or its disk or device is slow; see \
-             the rank's last log lines, or raise --load-timeout-seconds",
-            self.timeouts.load.as_secs_f64()
+            "{} not {done} {} s after {from}: its process hangs, or its disk or device is slow; see the rank's last log \
+             lines, or raise --{flag}-timeout-seconds",
+            who_has(&ranks),
+            limit.as_secs_f64()
         ))
     }
 
@@ -111,8 +131,8 @@ impl EventLoop {
             self.fail(ExitCode::RankLost, &lost.reason);
         }
         match &self.stage {
-            Stage::Handshaking(_) | Stage::WarmingUp { .. } if self.load_deadline() <= now => {
-                if let Some(problem) = self.load_problem() {
+            Stage::Handshaking(_) | Stage::WarmingUp { .. } if self.start_deadline() <= now => {
+                if let Some(problem) = self.start_problem() {
                     self.fail(ExitCode::RankLost, &problem);
                 }
             }
@@ -168,6 +188,17 @@ impl EventLoop {
                 .routes
                 .set_availability(own.number, availability);
         }
+    }
+}
+
+/// `rank 3 has`, or `ranks 3, 4 and 2 more have`.
+fn who_has(ranks: &[u32]) -> String {
+    let names: Vec<String> = ranks.iter().take(MAX_NAMED).map(u32::to_string).collect();
+    let names = names.join(", ");
+    match ranks.len() {
+        1 => format!("rank {names} has"),
+        num if num > MAX_NAMED => format!("ranks {names} and {} more have", num - MAX_NAMED),
+        _ => format!("ranks {names} have"),
     }
 }
 

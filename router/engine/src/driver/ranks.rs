@@ -148,6 +148,7 @@ impl EventLoop {
         };
         let step_0 = warm_up(settings.pages.page_size, &welcome.other_kinds);
         self.stage = Stage::WarmingUp {
+            since: self.now(),
             warm_up: WarmUp::new(self.ranks),
             serving,
         };

@@ -308,34 +308,55 @@ fn garbage_under_a_ranks_name_before_its_hello_is_dropped() {
 
 #[test]
 fn a_rank_that_does_not_load_or_warm_up_in_time_ends_the_engine_by_name() {
-    let limit = Duration::from_secs(30);
-    for (num_dialled, problem) in [
-        (0, "rank 0 has not loaded the model 30 s after the start"),
+    for (num_dialled, flag, problem) in [
+        (
+            0,
+            "load",
+            "ranks 0, 1 have not loaded the model 30 s after the start",
+        ),
         (
             2,
+            "load",
             "rank 0 has not answered the warm-up step 30 s after the start",
         ),
+        (
+            2,
+            "capture",
+            "rank 0 has not answered the warm-up step 30 s after all had loaded",
+        ),
     ] {
-        let change = json!({"num_ranks": 2, "load_timeout_seconds": limit.as_secs()});
-        let mut harness = Harness::on_clock(&change, Timeouts::default(), &Arc::default());
-        harness.inject(Fault::Silence);
-        for rank in 0..num_dialled {
-            harness.dial(|it| (it.rank, it.world) = (rank, 2));
-        }
-        harness.wait_until("all that dialled are welcome", |harness| {
-            let mut workers = harness.workers.iter();
-            workers.all(|worker| worker.log().welcome.is_some())
-        });
-        harness.advance(limit - Duration::from_secs(1));
-        assert_eq!(harness.status()["phase"], "loading");
-        harness.advance(Duration::from_secs(1));
-        harness.wait_for_phase("failed");
-        let status = harness.status();
-        assert_eq!(status["exit_code"], u32::from(ExitCode::RankLost));
-        let reason = status["reason"].as_str().unwrap();
+        let reason = reason_after_silence(num_dialled, &format!("{flag}_timeout_seconds"));
         assert!(reason.starts_with(problem), "{reason}");
-        assert!(reason.contains("raise --load-timeout-seconds"), "{reason}");
+        let advice = format!("raise --{flag}-timeout-seconds");
+        assert!(reason.contains(&advice), "{reason}");
     }
+}
+
+/// Why an engine of two ranks ends 30 s after so many dialled, of whom rank 0 says only Hello.
+fn reason_after_silence(num_dialled: u32, setting: &str) -> String {
+    let limit = Duration::from_secs(30);
+    let change = json!({"num_ranks": 2, setting: limit.as_secs()});
+    let mut harness = Harness::on_clock(&change, Timeouts::default(), &Arc::default());
+    harness.inject(Fault::Silence);
+    for rank in 0..num_dialled {
+        harness.dial(|it| {
+            (it.rank, it.world) = (rank, 2);
+            if rank > 0 {
+                it.fault = Arc::default();
+            }
+        });
+    }
+    harness.wait_until("all that dialled are welcome", |harness| {
+        let mut workers = harness.workers.iter();
+        workers.all(|worker| worker.log().welcome.is_some())
+    });
+    harness.advance(limit - Duration::from_secs(1));
+    assert_eq!(harness.status()["phase"], "loading");
+    harness.advance(Duration::from_secs(1));
+    harness.wait_for_phase("failed");
+    let status = harness.status();
+    assert_eq!(status["exit_code"], u32::from(ExitCode::RankLost));
+    status["reason"].as_str().unwrap().to_owned()
 }
 
 #[test]

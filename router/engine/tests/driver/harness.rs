@@ -81,7 +81,7 @@ pub fn settings(folder: &TempDir, change: &Value) -> Value {
     let mut settings = json!({
         "model": folder.path(), "served_model_name": "alphabet", "run_dir": folder.path(), "num_ranks": 1, "num_replicas": 1,
         "max_model_len": null, "draft_tokens": 0, "text_threads": 2, "seed": 0,
-        "load_timeout_seconds": 1800.0, "log_level": "error",
+        "load_timeout_seconds": 1800.0, "capture_timeout_seconds": 1800.0, "log_level": "error",
         "scheduler": SchedulerSettings {
             max_batch_tokens: Some(64), max_seqs: Some(32), policy: Policy::Priority, max_queue: 64, max_queue_tokens: 65536,
             ..SchedulerSettings::default()

@@ -11,7 +11,7 @@ from plait.nodes.layout import Layout
 from plait.nodes.messages import Cause
 
 _ENGINES = re.compile(r"\bengine (\d+)\b")
-_LOST_RANK = re.compile(r"^rank (\d+)(?: was lost)?: ")
+_RANK = re.compile(r"^rank (\d+)\b")
 _OWN = (ExitCode.SETTINGS, ExitCode.HARDWARE, ExitCode.MODEL_FILES)
 
 
@@ -38,7 +38,7 @@ class Causes:
     def blamed_node(self, cause: Cause, node: int) -> int | None:
         """The other node whose engine, or whose rank of the head's engine, the cause of `node` names."""
         named = {int(number) for number in _ENGINES.findall(cause.reason)}
-        if self._layout.spans_nodes and not cause.is_report and (rank := _LOST_RANK.match(cause.reason)):
+        if self._layout.spans_nodes and not cause.is_report and (rank := _RANK.match(cause.reason)):
             named = {self._layout.node_of(int(rank.group(1)))}
         named -= {node}
         return named.pop() if len(named) == 1 else None
