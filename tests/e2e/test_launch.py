@@ -11,7 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 from plait.nodes.key_files import write_new_keys
-from plait_testing.node_network import NodeNetwork, interrupt, reason_without_namespaces, wait_for_all, workers_of
+from plait_testing.node_network import (
+    NodeNetwork,
+    exhaust_memory,
+    interrupt,
+    reason_without_namespaces,
+    wait_for_all,
+    workers_of,
+)
 from plait_testing.running_server import Server, spawn_server, wait_until_ready
 
 END_SECONDS = 10.0
@@ -233,6 +240,11 @@ def start_with_fault(fault: str, network: NodeNetwork, folder: Path, model: Path
             write_new_keys(folder / "other-keys", 2)
             places[1] = network.place(1, folder / "other-keys")
             flags[0] += ["--meet-timeout-seconds", "6"]
+        case "a clock off by an hour":
+            (folder / "other").mkdir()
+            shift = "import time; now = time.time; time.time = lambda: now() + 3600"
+            (folder / "other" / "sitecustomize.py").write_text(shift)
+            environment["PYTHONPATH"] = f"{folder / 'other'}:{psutil.Process().environ().get('PYTHONPATH', '')}"
         case "a port in use":
             flags[1] += ["--port", str(network.hold_port(1))]
     return [
@@ -268,6 +280,7 @@ def copy_of(model: Path, folder: Path, *, is_shorter: bool) -> Path:
         ("a missing file", [4, 4], "lacks model.safetensors, which node 0 has"),
         ("no model", [4, 4], "there is no file or folder"),
         ("a wrong key", [5, 2], "key"),
+        ("a clock off by an hour", [3, 3], "clock: the clock is 3,600 s ahead of node 0's"),
         ("a port in use", [2, 2], "ports: port 8000 on 127.0.0.1 is in use"),
     ],
 )
@@ -317,6 +330,51 @@ def test_a_frozen_rank_ends_both_nodes(network: NodeNetwork, tmp_path: Path, che
     assert wait_for_all(nodes, 5 + END_SECONDS) == [5, 5], time.monotonic() - began
     assert_all_gone(everything)
     assert "node 1 (" in nodes[0].last_line
+
+
+@pytest.mark.slow
+@both_layouts
+def test_a_rank_without_memory_ends_both_nodes(
+    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path, layout: tuple[str, ...]
+) -> None:
+    nodes = begin(network, tmp_path, check_models, keys, layout=layout)
+    everything = processes_of(nodes)
+    exhaust_memory(workers_of(nodes[1])[0])
+    doors = {int(found[1]): found[2] for found in DOOR.finditer(nodes[0].errors)}
+    node = 1 if layout is LAYOUT else 0
+    network.try_recall(node, doors[node], "recall-mla")
+    assert wait_for_all(nodes, END_SECONDS) == [3, 3]
+    assert_all_gone(everything)
+    for one in nodes:
+        assert re.search(r"exit code 3\): node 1 \(\S+\): rank \d: out of memory", one.last_line), one.last_line
+
+
+@pytest.mark.slow
+@both_layouts
+@pytest.mark.parametrize("port", [7450, 7451], ids=["of launchers", "of engines or ranks"])
+def test_a_half_open_link_ends_both_nodes(
+    port: int, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path, layout: tuple[str, ...]
+) -> None:
+    nodes = begin(network, tmp_path, check_models, keys, layout=layout)
+    everything = processes_of(nodes)
+    network.drop_port(1, port)
+    assert wait_for_all(nodes, END_SECONDS) == [5, 5]
+    assert_all_gone(everything)
+    assert [one.errors.count("plait: rank lost error") for one in nodes] == [1, 1]
+
+
+@pytest.mark.slow
+def test_a_full_disk_for_logs_ends_nothing(
+    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    """Standard error of all nodes, and the combined log."""
+    full, model = Path("/dev/full"), check_models / "recall-mla"
+    flags = ("--combined-log", str(full))
+    nodes = [network.launch(node, full, model, *network.place(node, keys), *LAYOUT, *flags) for node in (0, 1)]
+    wait_until_ready(nodes[0])
+    assert network.wrong_recall(0, nodes[0].url, "recall-mla", 2, 512) == []
+    interrupt(nodes[0])
+    assert wait_for_all(nodes, END_SECONDS) == [0, 0]
 
 
 @pytest.mark.slow

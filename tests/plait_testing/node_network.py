@@ -94,6 +94,13 @@ class NodeNetwork:
             with (folder / "hosts").open("w") as hosts:  # the file that is mounted, not another in its place
                 hosts.write("127.0.0.1 localhost\n" + lines)
 
+    def drop_port(self, node: int, port: int) -> None:
+        """Drop all that the node sends to or from a TCP port: connections are half open, others go on."""
+        table = "ip6tables" if self._has_ipv6 else "iptables"
+        for side in ("--dport", "--sport"):
+            rule = [table, "-w", "-A", "OUTPUT", "-o", "eth0", "-p", "tcp", side, str(port), "-j", "DROP"]
+            ip("netns", "exec", self.namespace(node), *rule)
+
     def command(self, node: int, *words: str) -> list[str]:
         """A command line that runs Python on the node."""
         return ["ip", "netns", "exec", self.namespace(node), sys.executable, *words]
@@ -171,6 +178,11 @@ def wait_for_all(nodes: Sequence[Server], seconds: float) -> list[int]:
 def workers_of(node: Server) -> list[psutil.Process]:
     """The ranks that the node's engine has started."""
     return [process for process in node.workers() if "plait_worker" in process.cmdline()]
+
+
+def exhaust_memory(rank: psutil.Process) -> None:
+    """Let the kernel give the process no more memory."""
+    rank.rlimit(psutil.RLIMIT_AS, (1 << 20, 1 << 20))
 
 
 def interrupt(node: Server) -> None:

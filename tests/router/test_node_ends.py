@@ -11,6 +11,7 @@ from plait.nodes.layout import plan_layout
 from plait.nodes.log_lines import LogLines, LogWriter, Source, read_line
 from plait.nodes.messages import Cause
 from plait.nodes.restarts import WINDOW_SECONDS, Policy, RestartBudget
+from plait.output import say
 
 KILLED = Cause(code=5, reason="rank 0 was lost: worker 0 was killed by SIGKILL")
 GONE = Cause(code=5, reason="engine 1 (replica 1) is gone")
@@ -48,6 +49,7 @@ TOLD = Cause(code=3, reason="rank 2: out of memory")
         ({1: RANK, 0: LINK}, 1),
         ({0: LINK, 1: NO_WORD}, 1),
         ({1: REPORT, 0: KILLED}, 0),
+        ({1: REPORT, 0: LINK}, 0),
         ({0: TOLD, 1: TOLD}, 1),
         ({0: TOLD}, 0),
         ({0: LINK}, 0),
@@ -139,6 +141,12 @@ def test_the_combined_log_ends_and_the_server_runs_on_if_the_disk_is_full(capfd:
         log.add(Source(0, None), "line")
         log.flush(all_lines=True)
     assert capfd.readouterr().err.count("The combined log ends here: No space left") == 1
+
+
+def test_a_line_for_a_full_disk_is_dropped() -> None:
+    with open("/dev/full", "w") as full:
+        say("one", full)
+        say("two", full)
 
 
 def test_the_combined_log_is_appended_to(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TextIO
 
 
 def discard_output(stream: TextIO | None = None) -> None:
-    """Send ``stream`` (default: standard output) to /dev/null once its reader is gone, as after ``| head``.
+    """Send ``stream`` (default: standard output) to /dev/null once nothing can be written, as after ``| head``.
 
     What is flushed at exit is discarded too.
     """
@@ -20,10 +20,10 @@ def discard_output(stream: TextIO | None = None) -> None:
 
 
 def say(line: str, stream: TextIO | None = None) -> None:
-    """Write and flush a line, to standard output by default. Does not fail if the reader is gone."""
+    """Write and flush a line, to standard output by default. Does not fail if the reader is gone or the disk full."""
     try:
         print(line, file=stream, flush=True)
-    except BrokenPipeError:
+    except OSError:
         discard_output(stream)
 
 

@@ -2,14 +2,16 @@
 
     PYTHONPATH=tests python tests/bench/launch/launch_times.py --runs 20 --out tests/bench/results/launch-times.json
 
-The nodes are network namespaces of one machine (root is needed), with CURVE keys and a rank on CPUs each. Ends are
-judged by exit codes too: a run that ends otherwise than documented counts in `wrong_ends`.
+The nodes are network namespaces of one machine (root is needed), with CURVE keys and a rank on CPUs each: two replicas,
+or one that spans them. A run counts in `wrong_ends` if an exit code is not the documented one, or if a node that failed
+does not say the cause once, in its last line.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import statistics
 import sys
@@ -22,12 +24,16 @@ import msgspec
 import psutil
 from plait.bench.result_file import Row, commit, machine, versions
 from plait.nodes.key_files import write_new_keys
-from plait_testing.node_network import NodeNetwork, interrupt, wait_for_all, workers_of
+from plait_testing.node_network import NodeNetwork, exhaust_memory, interrupt, wait_for_all, workers_of
 from plait_testing.running_server import Server, wait_until_ready
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "recall-mla"
-FLAGS = ("--dp", "2", "--max-model-len", "1024", "--meet-timeout-seconds", "120")
+FLAGS = ("--max-model-len", "1024", "--meet-timeout-seconds", "120")
+LAYOUTS = {"replicas": ("--dp", "2"), "spanning": ("--tp", "2")}
+LAUNCHERS_PORT, ENGINES_PORT = 7450, 7451
 GOAL_SECONDS = 10.0
+DOOR = re.compile(r"^\[node (\d+)\] Plait is ready: (\S+)", re.MULTILINE)
+"""Each engine's own ready line in the combined log."""
 Fault = Callable[[NodeNetwork, list[Server]], object]
 
 FAULTS: dict[str, tuple[Fault, list[int]]] = {
@@ -38,18 +44,35 @@ FAULTS: dict[str, tuple[Fault, list[int]]] = {
     "the head's launcher is killed": (lambda _, nodes: nodes[0].process.kill(), [-9, 5]),
     "Ctrl-C on node 1": (lambda _, nodes: interrupt(nodes[1]), [0, 0]),
     "Ctrl-C on the head": (lambda _, nodes: interrupt(nodes[0]), [0, 0]),
+    "a rank of node 1 has no memory": (lambda network, nodes: starve(network, nodes), [3, 3]),
+    "the launchers' link is half open": (lambda network, _: network.drop_port(1, LAUNCHERS_PORT), [5, 5]),
+    "the engines' or ranks' link is half open": (lambda network, _: network.drop_port(1, ENGINES_PORT), [5, 5]),
     "the head's terminal is lost": (lambda _, nodes: nodes[0].process.send_signal(signal.SIGHUP), [0, 0]),
 }
 """What is done, and the exit codes of the nodes."""
 
 
-def run_once(fault: Fault, codes: list[int]) -> tuple[float, float, bool]:
+def starve(network: NodeNetwork, nodes: list[Server]) -> None:
+    """Take memory from a rank of node 1, and have it compute."""
+    exhaust_memory(workers_of(nodes[1])[0])
+    doors = dict(DOOR.findall(nodes[0].errors))
+    node = max(map(int, doors))
+    network.try_recall(node, doors[str(node)], MODEL.name)
+
+
+def says_cause_last(node: Server) -> bool:
+    """Whether a node that failed says why once, in its last line."""
+    has_failed = node.process.returncode > 0
+    return not has_failed or ("error (exit code" in node.last_line and node.errors.count("plait: ") == 1)
+
+
+def run_once(fault: Fault, codes: list[int], layout: str) -> tuple[float, float, bool]:
     """Seconds to ready, seconds from the fault to the end of the last process, and whether the ends are right."""
     with tempfile.TemporaryDirectory() as folder, NodeNetwork(2) as network:
         keys = Path(folder) / "keys"
         write_new_keys(keys, 2)
         began = time.monotonic()
-        nodes = network.launch_all(Path(folder), MODEL, keys, *FLAGS)
+        nodes = network.launch_all(Path(folder), MODEL, keys, *FLAGS, *LAYOUTS[layout])
         wait_until_ready(nodes[0])
         ready = time.monotonic() - began
         left = [process for one in nodes for process in one.workers()]
@@ -57,14 +80,16 @@ def run_once(fault: Fault, codes: list[int]) -> tuple[float, float, bool]:
         fault(network, nodes)
         ended = wait_for_all(nodes, 60)
         _, running = psutil.wait_procs(left, timeout=60)
-        return ready, time.monotonic() - began, ended == codes and not running
+        seconds = time.monotonic() - began
+        return ready, seconds, ended == codes and not running and all(map(says_cause_last, nodes))
 
 
-def measure(names: list[str], num_runs: int) -> Iterator[Row]:
+def measure(layout: str, names: list[str], num_runs: int) -> Iterator[Row]:
     """Times of all runs of each fault."""
     starts: list[float] = []
-    for name in names:
-        runs = [run_once(*FAULTS[name]) for _ in range(num_runs)]
+    for fault in names:
+        name = f"{layout}: {fault}"
+        runs = [run_once(*FAULTS[fault], layout) for _ in range(num_runs)]
         starts += [ready for ready, _, _ in runs]
         ends = [end for _, end, _ in runs]
         print(f"{name}: {num_runs} runs, median {statistics.median(ends):.1f} s, longest {max(ends):.1f} s", flush=True)
@@ -72,8 +97,9 @@ def measure(names: list[str], num_runs: int) -> Iterator[Row]:
         yield Row(name, "end_p50", "seconds", statistics.median(ends))
         yield Row(name, "end_max", "seconds", max(ends), GOAL_SECONDS)
         yield Row(name, "wrong_ends", "runs", float(sum(not is_right for _, _, is_right in runs)), 0.0)
-    yield Row("from the commands to ready", "p50", "seconds", statistics.median(starts))
-    yield Row("from the commands to ready", "max", "seconds", max(starts))
+    name = f"{layout}: from the commands to ready"
+    yield Row(name, "p50", "seconds", statistics.median(starts))
+    yield Row(name, "max", "seconds", max(starts))
 
 
 def main() -> None:
@@ -81,9 +107,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--runs", type=int, default=20, help="runs of each fault")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS), metavar="FAULT")
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), metavar="LAYOUT")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    rows = list(measure(args.faults, args.runs))
+    rows = [row for layout in args.layouts for row in measure(layout, args.faults, args.runs)]
     result = {
         "commit": commit(),
         "command": " ".join(["python", "tests/bench/launch/launch_times.py", *sys.argv[1:]]),

@@ -50,7 +50,9 @@ class Causes:
                 return node, cause
         node, cause = min(self._causes.items(), key=lambda one: one[1].is_report)
         seen = {node}
-        while (blamed := self.blamed_node(cause, node)) in self._causes and blamed is not None and blamed not in seen:
+        while (blamed := self.blamed_node(cause, node)) is not None and blamed in self._causes and blamed not in seen:
+            if self._causes[blamed].is_report:
+                break
             node, cause = blamed, self._causes[blamed]
             seen.add(node)
         return node, cause

@@ -10,7 +10,7 @@ from typing import IO
 
 import msgspec
 
-from plait.output import forward_to_stderr
+from plait.output import forward_to_stderr, say
 
 HOLD_SECONDS = 0.5
 """Time in which other nodes may say the same."""
@@ -112,4 +112,4 @@ class LogWriter:
             self._file.write(line.encode() + b"\n")
         except OSError as error:  # a full disk must not end the server
             self._file = None
-            print(f"The combined log ends here: {error.strerror}; the server runs on", file=sys.stderr, flush=True)
+            say(f"The combined log ends here: {error.strerror}; the server runs on", sys.stderr)
