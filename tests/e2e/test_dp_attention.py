@@ -154,7 +154,9 @@ def test_a_lost_rank_ends_the_group_by_name(
     engines = spawn_engines(tmp_path, check_models / "recall-mla", 2, *FLAGS)
     try:
         with ThreadPoolExecutor(1) as pool:
-            if phase != "loading":
+            if phase == "loading":
+                wait_for_meeting(tmp_path)
+            else:
                 for one in engines:
                     wait_until_ready(one)
             reading = pool.submit(stream_long, engines[0].url) if phase in ("streaming", "draining") else None
@@ -187,6 +189,14 @@ def test_a_lost_rank_ends_all_replicas_of_its_engine(
         assert "error" in json.loads(reading.result()[-1])
     assert running.wait() == 5
     assert "rank 1 was lost: worker 1 was killed by SIGKILL" in running.last_line
+
+
+def wait_for_meeting(folder: Path) -> None:
+    """Until engine 0 listens: of one that ends before, it would never hear."""
+    deadline = time.monotonic() + 60
+    while not (folder / "group" / "votes").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def first_worker(running: Server) -> psutil.Process:
