@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Semaphore
 
 import pytest
-from plait_proto import Bye, Plan, encode
+from plait_proto import Bye, Plan, StepResult, encode
 from plait_testing.engine_side import EngineSide, engine_side
 from plait_testing.stepper import words
 from plait_worker import link as worker_link
+from plait_worker.errors import WorkerError
 from plait_worker.link import Link
 
 NUM_PLANS = 12_000
@@ -51,11 +53,31 @@ def test_a_busy_worker_looks_again_and_again_however_late_each_wait_ends(
     monkeypatch.setattr(worker_link, "_POLL_SECONDS", POLL_SECONDS)
     link, busy = Link(engine.endpoint, rank=0), Busy(engine)
     try:
-        link.send(encode(Bye(rank=0, num_steps=0)))
-        engine.expect(Bye)
+        link.send(encode(StepResult(0, 0, b"", b"", b"", b"")))
+        engine.expect(StepResult)
         plans = link.plans(busy.is_busy)
         for _ in range(NUM_PLANS):
             busy.took(next(plans))
     finally:
         link.close()
     assert busy.num_sent == NUM_PLANS
+
+
+@pytest.mark.process
+def test_an_engine_that_hangs_up_after_the_last_word_ends_nothing(
+    engine: EngineSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the rank takes to close its own end."""
+    ended, looks = list[WorkerError](), Semaphore(0)
+    monkeypatch.setattr(worker_link, "_COMEBACK_SECONDS", 0.0)
+    monkeypatch.setattr(worker_link, "_HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(worker_link, "_end_process", ended.append)
+    monkeypatch.setattr(worker_link._Wire, "_heartbeat", lambda _wire: looks.release())
+    link = Link(engine.endpoint, rank=0)
+    link.send(encode(Bye(rank=0, num_steps=0)))
+    engine.expect(Bye)
+    engine.hang_up()
+    for _ in range(20):
+        assert looks.acquire(timeout=60)
+    link.close()
+    assert ended == []

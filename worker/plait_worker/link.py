@@ -45,6 +45,7 @@ FromEngine = Welcome | Plan | Drain
 
 _OUTBOX = "inproc://outbox"
 _CLOSE = b""
+_BYE = bytes([Kind.BYE])
 _HEARTBEAT_SECONDS = 0.5
 _FLUSH_MILLISECONDS = 2000
 _HIGH_WATER_MARK = 64
@@ -157,6 +158,7 @@ class _Wire:
         self._inbox = inbox
         self._num_malformed = 0
         self._is_greeted = False
+        self._has_left = False
         self._failure: WorkerError | None = None
         self._exit_at = math.inf
         self._parent = os.getppid()
@@ -200,9 +202,18 @@ class _Wire:
         except zmq.Again:  # libzmq gives up a connection whose handshake failed
             self._lose_engine(why_ended(self._monitor))
         self._is_greeted = True
+        if frames[0] == _BYE:
+            self._leave()
         if self._failure is not None:
             self._fail_asked(self._failure)
         return True
+
+    def _leave(self) -> None:
+        """The engine may close the link now: this rank has said its last word."""
+        self._has_left = True
+        if self._failure is None:
+            self._poller.unregister(self._dealer)
+            self._poller.unregister(self._monitor)
 
     def _take_all(self) -> None:
         while self._failure is None and self._dealer.poll(0):
@@ -251,7 +262,7 @@ class _Wire:
 
     def _end_link(self, failure: WorkerError) -> None:
         """Stop receiving; the loop gets the first reason and closes the link, or this thread ends the process."""
-        if self._failure is not None:
+        if self._failure is not None or self._has_left:
             return
         self._failure = failure
         self._exit_at = time.monotonic() + _COMEBACK_SECONDS
