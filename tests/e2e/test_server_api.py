@@ -158,7 +158,7 @@ def test_a_prompt_longer_than_the_context_is_a_400_that_says_so(recall_server: S
         (b'{"messages": "hi"}', "`messages`"),
         (b'{"messages": [{"role": "user", "content": 5}]}', "`messages[0].content`"),
         (b'{"messages": [{"role": "user", "content": "x"}], "temperature": "hot"}', "`temperature`"),
-        (b'{"messages": [{"role": "user", "content": "x"}], "n": 2}', "`n`"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "best_of": 2}', "`best_of`"),
         (b'{"messages": [{"role": "user", "content": "x"}], "stop_token_ids": [999999]}', "stop_token_ids"),
     ],
 )

@@ -162,6 +162,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "logprobs": [1, "true"],
     "top_logprobs": [1.5, True],
     "prompt_logprobs": ["1", 1.5],
+    "n": ["4", 1.5, True, 10**400],
     "priority": [1.5, 10**4000],
     "user": ["u" * 1025],
     "cache_salt": ["", "s" * 1025],
@@ -291,14 +292,14 @@ def test_the_same_holds_for_completions(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("n", 2), ("n", True), ("best_of", 0), ("length_penalty", 0.1), ("response_format", {"type": "json_object"})],
+    [("best_of", 2), ("best_of", True), ("best_of", 0), ("use_beam_search", True), ("length_penalty", 0.1), ("response_format", {"type": "json_object"})],
 )
 def test_nearly_neutral_values_are_rejected(name: str, value: Any) -> None:
     assert rejection(**{name: value}).param == name
 
 
 def test_a_number_too_large_for_an_unsupported_field_is_rejected_by_name() -> None:
-    assert rejection(n=10**400).param == "n"
+    assert rejection(best_of=10**400).param == "best_of"
 
 
 def test_unknown_names_are_ignored() -> None:

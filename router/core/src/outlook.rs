@@ -231,7 +231,14 @@ impl Scheduler {
         }
         let end = builder.step.0 + u64::from(growth.num_left());
         self.outlook.last_admitted = Some((head.size.request, end));
-        self.outlook.served.observe_admission(num_known, num_cached);
+        // The queue counts a prompt once, however many choices it has.
+        let num_shared = match head.size.is_first_choice {
+            true => 0,
+            false => num_cached,
+        };
+        self.outlook
+            .served
+            .observe_admission(num_known - num_shared, num_cached - num_shared);
         self.num_expected(&head.size)
     }
 
@@ -325,6 +332,7 @@ impl Scheduler {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JobSize {
     request: RequestId,
+    is_first_choice: bool,
     num_known: u32,
     num_cached: u32,
     num_output: u32,
@@ -339,6 +347,7 @@ impl JobSize {
     pub(crate) fn new(job: &Job, num_cached: u32) -> Self {
         Self {
             request: job.id(),
+            is_first_choice: job.is_first_choice(),
             num_known: job.num_known(),
             num_cached,
             num_output: job.num_output(),

@@ -38,9 +38,10 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Counts prompt tokens that a request takes from pages that others have filled.
+    /// Counts prompt tokens that a request takes from pages that others have filled. Those that a choice takes from
+    /// the first one are no hits.
     pub(crate) fn count_shared(&mut self, job: &Job, num_tokens: u32) {
-        if job.sharing() == Sharing::Everyone {
+        if job.sharing() == Sharing::Everyone && job.is_first_choice() {
             self.num_hit_tokens += u64::from(num_tokens);
         }
     }

@@ -29,18 +29,22 @@ pub struct LiveRequest {
 }
 
 impl LiveRequest {
-    /// One choice of a stream before its first row, beside what the scheduler gets.
-    pub fn new(choice: PreparedChoice, stream: StreamId, received: Micros) -> (Request, Self) {
-        let live = Self {
+    /// One choice of a prompt before its first row.
+    pub fn new(
+        prompt: &Request,
+        choice: PreparedChoice,
+        stream: StreamId,
+        received: Micros,
+    ) -> Self {
+        Self {
             stream,
             received,
             last_token: None,
             sampling: choice.sampling,
             adjustment: choice.adjustment,
-            has_output: choice.request.max_tokens > 0,
-            prompt: PromptProgress::new(choice.request.prompt.len()),
-        };
-        (choice.request, live)
+            has_output: prompt.max_tokens > 0,
+            prompt: PromptProgress::new(prompt.prompt.len()),
+        }
     }
 
     /// How it samples.

@@ -206,6 +206,8 @@ pub struct RequestMetrics {
     rejected: Rejections,
     /// Prompt tokens of the queued requests.
     pub prompt_tokens: Counter,
+    /// Choices after the first of a prompt.
+    pub further_choices: Counter,
     /// Tokens sampled and kept.
     pub generated_tokens: Counter,
 }
@@ -226,6 +228,11 @@ impl RequestMetrics {
                 registry,
                 "plait_prompt_tokens",
                 "Prompt tokens of the requests taken",
+            ),
+            further_choices: registered(
+                registry,
+                "plait_further_choices",
+                "Choices of the requests taken, but for the first of each prompt (`n`)",
             ),
             generated_tokens: registered(registry, "plait_generated_tokens", "Output tokens"),
         }

@@ -48,7 +48,10 @@ impl Routes {
         let requests: Vec<&Request> = requests.collect();
         let num_output_tokens: u64 = requests
             .iter()
-            .map(|request| u64::from(request.max_tokens.min(MAX_OUTPUT_TOKENS)))
+            .map(|request| {
+                let each = request.max_tokens.min(MAX_OUTPUT_TOKENS);
+                u64::from(each) * u64::from(request.num_choices.get())
+            })
             .sum();
         let prompts = self.hash_prompts(&requests);
         let mut state = self.lock();
@@ -89,18 +92,16 @@ impl Routes {
         self.lock().router.set_availability(replica, availability);
     }
 
-    /// Each prompt once, however many choices it has.
     fn hash_prompts(&self, requests: &[&Request]) -> Vec<HashedPrompt> {
         let mut hasher = self.hasher.clone();
-        let mut hash = |request: &Request| match &mut hasher {
+        let hash = |request: &&Request| match &mut hasher {
             Some(hasher) => hasher.hash(&request.prompt, request.salt),
             None => HashedPrompt {
                 pages: Vec::new(),
                 num_tokens: request.prompt.len() as u64,
             },
         };
-        let groups = requests.chunk_by(|a, b| std::sync::Arc::ptr_eq(&a.prompt, &b.prompt));
-        groups.map(|choices| hash(choices[0])).collect()
+        requests.iter().map(hash).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

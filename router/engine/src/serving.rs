@@ -8,7 +8,7 @@ use plait_core::{
     Decision, Event, FinishReason, KvEvent, Limits, Micros, Output, Plan, Rejected, RequestId,
     Scheduler, Settings, SettingsError, StepId, UnexpectedResult, Vote,
 };
-use plait_openai::{ApiError, TokenLogprobs};
+use plait_openai::{ApiError, PreparedPrompt, TokenLogprobs};
 use plait_proto::{Adjustment, NewSlot, StepResult};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -161,10 +161,13 @@ impl Serving {
             received,
             prepared,
         } = admission;
-        let choices = prepared.choices.into_iter();
-        let (submitted, lives): (Vec<_>, Vec<_>) = choices
-            .map(|choice| LiveRequest::new(choice, stream, received))
-            .unzip();
+        let (mut submitted, mut lives) = (Vec::new(), Vec::new());
+        for PreparedPrompt { request, choices } in prepared.prompts {
+            let choices = choices.into_iter();
+            lives.extend(choices.map(|it| LiveRequest::new(&request, it, stream, received)));
+            submitted.push(request);
+        }
+        let num_prompts = submitted.len();
         let num_prompt_tokens: usize = submitted.iter().map(|it| it.prompt.len()).sum();
         let taken = self.scheduler.submit_all(submitted, now);
         self.fail_rejected();
@@ -178,6 +181,8 @@ impl Serving {
         }
         let metrics = &self.config.own.metrics.requests;
         metrics.prompt_tokens.inc_by(num_prompt_tokens as u64);
+        let num_further = requests.len() - num_prompts;
+        metrics.further_choices.inc_by(num_further as u64);
         self.streams.insert(stream, requests.clone());
         self.events.push(StreamEvent::Open {
             stream,

@@ -81,7 +81,7 @@ impl TextWorker {
     /// Sends a request to the replica on which it costs least.
     fn admit(&self, admission: Admission) {
         let stream = admission.stream;
-        let requests = admission.prepared.choices.iter().map(|it| &it.request);
+        let requests = admission.prepared.prompts.iter().map(|it| &it.request);
         let Some(replica) = self.shared.routes.choose(stream, requests) else {
             let error = self.shared.status.refusal();
             return self.reject(stream, Rejection::NotReady, &error);

@@ -55,11 +55,9 @@ pub enum Pushed {
 pub(crate) struct ChoiceState {
     pub(crate) prompt: Arc<[TokenId]>,
     /// The prompt's text, if the answer begins with it; a stream has sent it with its first chunk.
-    pub(crate) echo: Option<String>,
+    pub(crate) echo: Option<Arc<str>>,
     /// Leading prompt tokens that the prefix cache had.
     pub(crate) num_cached_tokens: u64,
-    /// One for each prompt token if the request asked for them, else empty.
-    pub(crate) prompt_scores: Vec<Option<TokenLogprobs>>,
     pub(crate) unsent: Unsent,
     pub(crate) num_tokens: u64,
     /// Characters of the tokens whose log-probabilities were sent.
@@ -130,19 +128,11 @@ impl Unsent {
 }
 
 impl ChoiceState {
-    pub(crate) fn new(
-        context: &ResponseContext,
-        prompt: Arc<[TokenId]>,
-        echo: Option<String>,
-        output: OutputText,
-    ) -> Self {
-        let is_scored = context.report.prompt_logprobs.is_some() || context.num_echoed().is_some();
-        let num_scores = if is_scored { prompt.len() } else { 0 };
+    pub(crate) fn new(prompt: Arc<[TokenId]>, echo: Option<Arc<str>>, output: OutputText) -> Self {
         Self {
             prompt,
             echo,
             num_cached_tokens: 0,
-            prompt_scores: vec![None; num_scores],
             unsent: Unsent::default(),
             num_tokens: 0,
             num_scored_chars: 0,

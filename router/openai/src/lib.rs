@@ -4,7 +4,9 @@
 //! [`ResponseWriter`], which turns that request's tokens into the bytes that its client reads.
 
 mod adjust;
+mod choice_seed;
 mod choice_state;
+mod choices;
 mod chunk_writer;
 mod error;
 mod json;
@@ -21,7 +23,7 @@ pub use choice_state::Pushed;
 pub use error::{ApiError, RequestError};
 pub use logprobs::TokenLogprobs;
 pub use logprobs_budget::LogprobsBudget;
-pub use prepare::{Prepared, PreparedChoice, prepare};
+pub use prepare::{Prepared, PreparedChoice, PreparedPrompt, prepare};
 pub use request::{
     ClientFields, GenerateRequest, Input, LogitFields, MaxTokensField, OutputFields, Prompt,
     PromptFields, StopFields, TruncationSide,

@@ -4,6 +4,7 @@
 //! `cache_salt`. Sampling ranges are in `plait-text`, as a generation_config.json has them too.
 
 use std::fmt::Display;
+use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 
 use plait_text::{EncodeError, Message, OutOfRange, RESERVED_NAMES};
@@ -13,6 +14,10 @@ use crate::request::{GenerateRequest, Input, LogitFields, MaxTokensField, StopFi
 
 const MESSAGES: RangeInclusive<usize> = 1..=4096;
 const PROMPTS: RangeInclusive<usize> = 1..=128;
+/// Of each prompt.
+const CHOICES: RangeInclusive<u32> = 1..=128;
+/// Of all prompts of a call together.
+const MAX_CHOICES: usize = 256;
 const TEMPLATE_ARGUMENTS: RangeInclusive<usize> = 0..=32;
 const STOP_STRINGS: RangeInclusive<usize> = 0..=16;
 const STOP_BYTES: RangeInclusive<usize> = 1..=256;
@@ -40,6 +45,8 @@ const MAX_PROMPT_LOGPROBS: usize = 1 << 19;
 /// A request's numbers in range.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbers {
+    /// Answers to each prompt.
+    pub(crate) num_choices: NonZeroU32,
     pub(crate) max_tokens: Option<u32>,
     pub(crate) max_tokens_field: MaxTokensField,
     pub(crate) min_tokens: u32,
@@ -175,6 +182,7 @@ fn check_numbers(request: &GenerateRequest) -> Result<Numbers, RequestError> {
         Input::Completion { .. } => ("logprobs", COMPLETION_MAX_TOKENS),
     };
     Ok(Numbers {
+        num_choices: num_choices(request)?,
         max_tokens: in_range(end.max_tokens_field.name(), end.max_tokens, max_tokens)?,
         max_tokens_field: end.max_tokens_field,
         min_tokens: in_range("min_tokens", end.min_tokens, MIN_TOKENS)?.unwrap_or(0),
@@ -184,6 +192,24 @@ fn check_numbers(request: &GenerateRequest) -> Result<Numbers, RequestError> {
         priority: in_range("priority", Some(request.client.priority), PRIORITIES)?
             .unwrap_or_default(),
     })
+}
+
+fn num_choices(request: &GenerateRequest) -> Result<NonZeroU32, RequestError> {
+    let num = in_range("n", request.n, CHOICES)?.and_then(NonZeroU32::new);
+    let num = num.unwrap_or(NonZeroU32::MIN);
+    let num_prompts = match &request.input {
+        Input::Chat { .. } => 1,
+        Input::Completion { prompts, .. } => prompts.len(),
+    };
+    let in_all = num_prompts * num.get() as usize;
+    if in_all <= MAX_CHOICES {
+        return Ok(num);
+    }
+    let message = format!(
+        "`n` is {num} with {num_prompts} prompts, which makes {in_all} choices, where {MAX_CHOICES} are allowed in one \
+         call; lower it, or send the others in further requests"
+    );
+    Err(RequestError::invalid("n", message))
 }
 
 fn truncation(given: Option<i64>) -> Result<Option<Truncation>, RequestError> {
@@ -282,20 +308,25 @@ pub(crate) fn bad_word_error(param: &str, word: &str) -> RequestError {
     RequestError::invalid(param.to_owned(), message)
 }
 
-/// What is measured of all prompts together, if it fits one answer; `param` asks for it.
+/// What the answer says of all prompts' tokens, each `num_times`, if it fits; `param` asks for it.
 pub(crate) fn check_prompt_logprobs(
     num_tokens: usize,
+    num_times: usize,
     (param, num_top): (&'static str, Option<u32>),
 ) -> Result<usize, RequestError> {
     let Some(num_top) = num_top else {
         return Ok(0);
     };
-    let given = num_tokens.saturating_mul(1 + num_top as usize);
+    let given = num_tokens.saturating_mul(num_times * (1 + num_top as usize));
     if given <= MAX_PROMPT_LOGPROBS {
         return Ok(given);
     }
+    let in_choices = match num_times {
+        1 => String::new(),
+        _ => format!(" in each of {num_times} choices"),
+    };
     let message = format!(
-        "`{param}` is {num_top}: with {num_tokens} prompt tokens that makes {given} log-probabilities in \
+        "`{param}` is {num_top}: with {num_tokens} prompt tokens{in_choices} that makes {given} log-probabilities in \
          one answer, where {MAX_PROMPT_LOGPROBS} are allowed; ask for fewer, or send the prompts one by one"
     );
     Err(RequestError::invalid(param, message))

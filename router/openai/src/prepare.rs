@@ -11,7 +11,9 @@ use plait_proto::{Adjustment, SamplingParams};
 use plait_text::{Chat, ModelText, PieceKind, RenderError, TextStart, TextStyle};
 
 use crate::adjust;
+use crate::choice_seed::choice_seed;
 use crate::choice_state::{ChoiceState, ResponseContext};
+use crate::choices::Choices;
 use crate::error::{ApiError, RequestError};
 use crate::limits::{self, MAX_TRUNCATED, Numbers, Truncation};
 use crate::logprobs_budget::LogprobsBudget;
@@ -29,14 +31,14 @@ struct Tokenised {
     tokens: Tokens,
     start: TextStart,
     /// The prompt's text, if the answer repeats it.
-    echo: Option<String>,
+    echo: Option<Arc<str>>,
 }
 
 /// A request ready for the scheduler, and what will write its answer.
 #[derive(Debug)]
 pub struct Prepared {
-    /// One for each choice of the answer, in order.
-    pub choices: Vec<PreparedChoice>,
+    /// The prompts in order. Choice i of prompt p is the answer's choice p x n + i.
+    pub prompts: Vec<PreparedPrompt>,
     /// Turns the choices' tokens into bytes.
     pub response: ResponseWriter,
     /// Log-probabilities of prompt tokens that the answer will hold.
@@ -61,18 +63,25 @@ impl Prepared {
     }
 }
 
+/// A prompt and the answers to it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PreparedPrompt {
+    /// For the scheduler.
+    pub request: Request,
+    /// As many as the request has, in order.
+    pub choices: Vec<PreparedChoice>,
+}
+
 /// One choice of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PreparedChoice {
-    /// For the scheduler.
-    pub request: Request,
     /// For the worker.
     pub sampling: SamplingParams,
     /// For the worker: what it changes about the logits, if anything.
     pub adjustment: Option<Arc<Adjustment>>,
 }
 
-/// Checks, renders and tokenises a request; `random_seed` gives a seed to each choice without one.
+/// Checks, renders and tokenises a request; `random_seed` gives one to each choice of a request without.
 ///
 /// Prompt and `max_tokens` must fit into `max_model_len`. Nothing is tokenised that is so long that it
 /// cannot fit. Errors name the field, what was given, what is allowed and what to do.
@@ -94,18 +103,33 @@ pub fn prepare(
     }
     let num_tokens = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
     let of_prompts = numbers.of_prompts(&request.input);
-    let num_prompt_logprobs = limits::check_prompt_logprobs(num_tokens, of_prompts)?;
+    let num_times = times_told(&request.input, &numbers);
+    let num_prompt_logprobs = limits::check_prompt_logprobs(num_tokens, num_times, of_prompts)?;
     let (_, prompt_logprobs) = of_prompts;
-    let choices = prompts.iter().map(|prompt| {
+    let prepared = prompts.iter().map(|prompt| {
         let adjustment = adjustment
             .as_ref()
             .map(|asked| adjust::of_prompt(asked, &prompt.tokens));
-        PreparedChoice {
+        let defaults = model.generation_defaults();
+        let choices = (0..numbers.num_choices.get()).map(|choice| PreparedChoice {
+            sampling: SamplingParams {
+                seed: request.seed.map_or_else(&mut *random_seed, |seed| {
+                    choice_seed(seed.cast_unsigned(), choice)
+                }),
+                logprobs: numbers.logprobs,
+                // The first choice's rows compute the prompt.
+                prompt_logprobs: prompt_logprobs.filter(|_| choice == 0),
+                ..request.sampling.or(defaults)
+            },
+            adjustment: adjustment.clone(),
+        });
+        PreparedPrompt {
+            choices: choices.collect(),
             request: Request {
                 prompt: prompt.tokens.clone(),
                 max_tokens: max_tokens(&request.input, &numbers),
                 stop_ids: stop_ids.clone(),
-                num_choices: NonZeroU32::MIN,
+                num_choices: numbers.num_choices,
                 prompt_logprobs: prompt_logprobs.is_some(),
                 is_masked: false,
                 num_slot_words: adjustment.as_ref().map_or(0, |it| num_words(it)),
@@ -114,22 +138,21 @@ pub fn prepare(
                 weight: request.client.weight.unwrap_or(NonZeroU32::MIN),
                 salt: request.client.salt,
             },
-            sampling: SamplingParams {
-                seed: request
-                    .seed
-                    .map_or_else(&mut *random_seed, i64::cast_unsigned),
-                logprobs: numbers.logprobs,
-                prompt_logprobs,
-                ..request.sampling.or(model.generation_defaults())
-            },
-            adjustment,
         }
     });
     Ok(Prepared {
-        choices: choices.collect(),
-        response: response_writer(model, request, prompts, numbers.min_tokens),
+        prompts: prepared.collect(),
+        response: response_writer(model, request, &prompts, &numbers),
         num_prompt_logprobs,
     })
+}
+
+/// How often the answer tells of each prompt's log-probabilities: a chat once, a completion in each choice.
+fn times_told(input: &Input, numbers: &Numbers) -> usize {
+    match input {
+        Input::Chat { .. } => 1,
+        Input::Completion { .. } => numbers.num_choices.get() as usize,
+    }
 }
 
 fn num_words(adjustment: &Adjustment) -> u32 {
@@ -139,31 +162,28 @@ fn num_words(adjustment: &Adjustment) -> u32 {
 fn response_writer(
     model: &ModelText,
     request: &GenerateRequest,
-    prompts: Vec<Tokenised>,
-    min_tokens: u32,
+    prompts: &[Tokenised],
+    numbers: &Numbers,
 ) -> ResponseWriter {
     let context = ResponseContext {
         vocabulary: model.vocabulary().clone(),
         eos_token_ids: model.eos_token_ids().clone(),
         stops: request.end.stop.clone(),
         echo: request.input.is_echoed(),
-        min_tokens,
+        min_tokens: numbers.min_tokens,
         report: request.report,
     };
-    let choices = prompts.into_iter().map(|prompt| {
+    let choices = prompts.iter().flat_map(|prompt| {
         let style = TextStyle {
             start: prompt.start,
             skips_special: request.report.skip_special_tokens,
             shows_stop: request.report.include_stop_str_in_output,
         };
-        ChoiceState::new(
-            &context,
-            prompt.tokens,
-            prompt.echo,
-            model.output_text(style),
-        )
+        let (tokens, echo) = (&prompt.tokens, &prompt.echo);
+        (0..numbers.num_choices.get())
+            .map(move |_| ChoiceState::new(tokens.clone(), echo.clone(), model.output_text(style)))
     });
-    let choices = choices.collect();
+    let choices = Choices::new(&context, choices.collect(), numbers.num_choices);
     ResponseWriter::new(request, context, choices)
 }
 
@@ -267,8 +287,8 @@ impl<'a> PromptEncoder<'a> {
             TextStart::Fresh
         };
         let echo = echo.then(|| match prompt {
-            Prompt::Text(text) if self.num_kept.is_none() => text.clone(),
-            _ => self.model.decode(&tokens),
+            Prompt::Text(text) if self.num_kept.is_none() => text.as_str().into(),
+            _ => self.model.decode(&tokens).into(),
         });
         Ok(Tokenised {
             tokens,

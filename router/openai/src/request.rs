@@ -33,6 +33,9 @@ pub struct GenerateRequest {
     /// What to answer.
     #[serde(flatten)]
     pub input: Input,
+    /// Answers to each prompt; 1 if it is not given.
+    #[serde(default)]
+    pub n: Option<i64>,
     /// How it becomes tokens.
     #[serde(flatten)]
     pub prompt: PromptFields,
@@ -79,7 +82,7 @@ pub enum Input {
     },
     /// `/v1/completions`.
     Completion {
-        /// At least one; each becomes the choice of its index.
+        /// At least one. The choices of the first come first, then those of the others.
         prompts: Vec<Prompt>,
         /// The answer begins with the prompt, its log-probabilities with the prompt's.
         #[serde(default)]

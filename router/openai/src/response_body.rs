@@ -6,6 +6,7 @@ use plait_core::TokenId;
 use serde::Serialize;
 
 use crate::choice_state::{ChoiceState, FinishWord, ResponseContext, StopReason};
+use crate::choices::{Choices, PromptScores};
 use crate::json::append;
 use crate::logprobs::{ChatLogprobs, CompletionLogprobs, PromptLogprobs};
 use crate::response_head::{Api, Head, Usage};
@@ -70,21 +71,21 @@ pub(crate) fn write(
     context: &ResponseContext,
     api: Api,
     head: &Head,
-    choices: &[ChoiceState],
+    choices: &Choices,
     usage: Usage,
     out: &mut Vec<u8>,
 ) {
-    let choices = choices.iter().enumerate();
     match api {
         Api::Chat => {
-            let prompt = choices.clone().next().map(|(_, choice)| PromptFields {
-                prompt_logprobs: prompt_logprobs(context, choice),
+            let prompt = choices.iter().next().map(|(choice, scores)| PromptFields {
+                prompt_logprobs: prompt_logprobs(context, choice, scores),
                 prompt_token_ids: choice.prompt_token_ids(context),
             });
             let body = Body {
                 head,
-                choices: choices
-                    .map(|(index, choice)| chat_choice(context, index, choice))
+                choices: (0..)
+                    .zip(choices.iter())
+                    .map(|(index, (choice, _))| chat_choice(context, index, choice))
                     .collect(),
                 usage,
                 prompt: prompt.unwrap_or_default(),
@@ -94,8 +95,11 @@ pub(crate) fn write(
         Api::Completion => {
             let body = Body {
                 head,
-                choices: choices
-                    .map(|(index, choice)| completion_choice(context, index, choice))
+                choices: (0..)
+                    .zip(choices.iter())
+                    .map(|(index, (choice, scores))| {
+                        completion_choice(context, index, choice, scores)
+                    })
                     .collect(),
                 usage,
                 prompt: PromptFields::default(),
@@ -139,6 +143,7 @@ fn completion_choice<'a>(
     context: &'a ResponseContext,
     index: usize,
     choice: &'a ChoiceState,
+    scores: &'a PromptScores,
 ) -> CompletionChoice<'a> {
     CompletionChoice {
         index,
@@ -146,24 +151,25 @@ fn completion_choice<'a>(
             None => choice.unsent.text.as_str().into(),
             Some(echo) => format!("{echo}{}", choice.unsent.text).into(),
         },
-        logprobs: completion_logprobs(context, choice),
+        logprobs: completion_logprobs(context, choice, scores),
         finish_reason: finish_word(choice),
         stop_reason: choice.stop_reason(context),
         token_ids: choice.token_ids(context),
         prompt_token_ids: choice.prompt_token_ids(context),
-        prompt_logprobs: prompt_logprobs(context, choice),
+        prompt_logprobs: prompt_logprobs(context, choice, scores),
     }
 }
 
 fn completion_logprobs<'a>(
     context: &'a ResponseContext,
     choice: &'a ChoiceState,
+    scores: &'a PromptScores,
 ) -> Option<CompletionLogprobs<'a>> {
     let scored = &choice.unsent.scored;
     let Some(num_best) = context.num_echoed() else {
         return CompletionLogprobs::of(context.names(), scored, &mut 0);
     };
-    let scores = choice.prompt_scores.iter().map(Option::as_ref);
+    let scores = scores.iter().map(Option::as_ref);
     let prompt = choice.prompt.iter().copied().zip(scores);
     Some(CompletionLogprobs::echoed(
         context.names(),
@@ -183,12 +189,13 @@ fn finish_word(choice: &ChoiceState) -> FinishWord {
 fn prompt_logprobs<'a>(
     context: &'a ResponseContext,
     choice: &'a ChoiceState,
+    scores: &'a PromptScores,
 ) -> Option<PromptLogprobs<'a>> {
     let num_best = usize::try_from(context.report.prompt_logprobs?).ok()?;
     Some(PromptLogprobs {
         num_best,
         vocabulary: &context.vocabulary,
         prompt: &choice.prompt,
-        scores: &choice.prompt_scores,
+        scores,
     })
 }

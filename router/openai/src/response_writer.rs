@@ -2,7 +2,8 @@
 
 use plait_core::{FinishReason, TokenId};
 
-use crate::choice_state::{ChoiceState, Pushed, ResponseContext};
+use crate::choice_state::{Pushed, ResponseContext};
+use crate::choices::Choices;
 use crate::chunk_writer::{ChunkUsage, ChunkWriter};
 use crate::logprobs::TokenLogprobs;
 use crate::logprobs_budget::Reservation;
@@ -22,7 +23,7 @@ pub struct ResponseWriter {
     chunks: Option<ChunkWriter>,
     include_usage: bool,
     prompt_tokens_details: bool,
-    choices: Vec<ChoiceState>,
+    choices: Choices,
     pub(crate) reservation: Option<Reservation>,
 }
 
@@ -40,7 +41,7 @@ impl ResponseWriter {
     pub(crate) fn new(
         request: &GenerateRequest,
         context: ResponseContext,
-        choices: Vec<ChoiceState>,
+        choices: Choices,
     ) -> Self {
         let (api, head) = (Api::of(request), Head::new(request));
         let tells_cached = request.prompt_tokens_details;
@@ -79,7 +80,7 @@ impl ResponseWriter {
         logprobs: Option<&[TokenLogprobs]>,
         out: &mut Vec<u8>,
     ) -> Pushed {
-        let state = &mut self.choices[choice];
+        let state = self.choices.get_mut(choice);
         let pushed = state.push(&self.context, tokens, ends_with_stop_id, logprobs);
         if let Some(chunks) = &self.chunks {
             chunks.write_delta(&self.context, choice, state, out);
@@ -95,16 +96,12 @@ impl ResponseWriter {
         first_position: u32,
         records: &[TokenLogprobs],
     ) {
-        let scores = &mut self.choices[choice].prompt_scores;
-        let scores = scores.iter_mut().skip(first_position as usize);
-        for (score, record) in scores.zip(records) {
-            *score = Some(record.clone());
-        }
+        self.choices.set_scores(choice, first_position, records);
     }
 
     /// Notes how many tokens of a choice's prompt the prefix cache had, for the usage.
     pub fn set_cached_tokens(&mut self, choice: usize, num_tokens: u32) {
-        self.choices[choice].num_cached_tokens = num_tokens.into();
+        self.choices.set_cached_tokens(choice, num_tokens.into());
     }
 
     /// Whether the end of the answer is left to [`ResponseWriter::write_body`]: a body with
@@ -127,13 +124,13 @@ impl ResponseWriter {
         reason: FinishReason,
         out: &mut Vec<u8>,
     ) -> ResponseState {
-        let state = &mut self.choices[choice];
+        let state = self.choices.get_mut(choice);
         state.finish(&self.context, reason);
         if let Some(chunks) = &self.chunks {
             chunks.write_delta(&self.context, choice, state, out);
             chunks.write_end(&self.context, choice, state, out);
         }
-        if self.choices.iter().any(|it| it.ended.is_none()) {
+        if !self.choices.have_ended() {
             return ResponseState::Open;
         }
         if !self.defers_body() {
@@ -164,11 +161,11 @@ impl ResponseWriter {
     }
 
     fn usage(&self) -> Usage {
-        let num_cached = self.choices.iter().map(|it| it.num_cached_tokens).sum();
+        let num_cached = self.choices.firsts().map(|it| it.num_cached_tokens).sum();
         Usage::new(
-            self.choices.iter().map(|it| it.prompt.len() as u64).sum(),
+            self.choices.firsts().map(|it| it.prompt.len() as u64).sum(),
             self.prompt_tokens_details.then_some(num_cached),
-            self.choices.iter().map(|it| it.num_tokens).sum(),
+            self.choices.num_tokens(),
         )
     }
 }

@@ -1,6 +1,8 @@
 //! Claims about requests and answers, through the crate's public face.
 
 #[cfg(test)]
+mod choices;
+#[cfg(test)]
 mod limits;
 #[cfg(test)]
 #[path = "../../../text/tests/text/model_folder.rs"]

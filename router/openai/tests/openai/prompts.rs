@@ -5,7 +5,7 @@ use plait_text::ModelText;
 use serde_json::{Value, json};
 
 use crate::model_folder::{CONTEXT, Folder, byte_level};
-use crate::support::{chat, completion, prepare};
+use crate::support::{chat, completion, prepare, prepared};
 
 fn model() -> ModelText {
     Folder::new(&byte_level()).load()
@@ -24,33 +24,21 @@ fn with_generation_config(config: &Value) -> ModelText {
 
 #[test]
 fn openais_defaults_hold_where_nothing_else_is_said() {
-    let choice = prepare(&model(), &chat(&json!({})))
-        .unwrap()
-        .choices
-        .remove(0);
+    let (prompt, choice) = prepared(&model(), &chat(&json!({})));
     let sampling = choice.sampling;
     assert_eq!((sampling.temperature, sampling.top_k), (1.0, 0));
     assert_eq!((sampling.top_p, sampling.min_p), (1.0, 0.0));
     assert_eq!(sampling.seed, 7);
-    assert_eq!(choice.request.max_tokens, u32::MAX);
-    assert_eq!(choice.request.stop_ids[..], [1]);
-    let choice = prepare(&model(), &completion(&json!({})))
-        .unwrap()
-        .choices
-        .remove(0);
-    assert_eq!(choice.request.max_tokens, 16);
+    assert_eq!(prompt.max_tokens, u32::MAX);
+    assert_eq!(prompt.stop_ids[..], [1]);
+    let (prompt, _) = prepared(&model(), &completion(&json!({})));
+    assert_eq!(prompt.max_tokens, 16);
 }
 
 #[test]
 fn the_models_defaults_yield_to_the_requests_own_values() {
     let model = with_generation_config(&json!({"temperature": 0.6, "top_k": 20, "top_p": 0.95}));
-    let sampling = |changes| {
-        prepare(&model, &chat(&changes))
-            .unwrap()
-            .choices
-            .remove(0)
-            .sampling
-    };
+    let sampling = |changes| prepared(&model, &chat(&changes)).1.sampling;
     let default = sampling(json!({}));
     assert_eq!(
         (default.temperature, default.top_k, default.top_p),
@@ -68,27 +56,15 @@ fn a_request_without_changes_brings_none() {
     let neutral = json!({"sampling": {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1},
                          "logit_bias": {}, "bad_words": [], "min_tokens": 0});
     for fields in [json!({}), neutral] {
-        let choice = prepare(&model(), &completion(&fields))
-            .unwrap()
-            .choices
-            .remove(0);
-        assert_eq!(
-            (choice.adjustment, choice.request.num_slot_words),
-            (None, 0)
-        );
+        let (prompt, choice) = prepared(&model(), &completion(&fields));
+        assert_eq!((choice.adjustment, prompt.num_slot_words), (None, 0));
     }
 }
 
 #[test]
 fn the_models_own_repetition_penalty_counts() {
     let model = with_generation_config(&json!({"repetition_penalty": 1.25}));
-    let asked = |fields: Value| {
-        prepare(&model, &completion(&fields))
-            .unwrap()
-            .choices
-            .remove(0)
-            .adjustment
-    };
+    let asked = |fields: Value| prepared(&model, &completion(&fields)).1.adjustment;
     let own = asked(json!({"prompts": [[9, 7, 9]]})).unwrap();
     assert_eq!(own.repetition_penalty, 1.25);
     assert_eq!(own.prompt_ids, [7, 9], "each token once");
@@ -105,10 +81,7 @@ fn changes_of_logits_arrive_as_the_worker_wants_them() {
         "logit_bias": {"12": 1.5, "3": -100}, "min_tokens": 4, "stop_token_ids": [5],
         "allowed_token_ids": [12, 4, 12], "bad_words": ["he", " t"],
     });
-    let choice = prepare(&model(), &completion(&fields))
-        .unwrap()
-        .choices
-        .remove(0);
+    let (prompt, choice) = prepared(&model(), &completion(&fields));
     let it = choice.adjustment.unwrap();
     assert_eq!(
         (
@@ -128,40 +101,27 @@ fn changes_of_logits_arrive_as_the_worker_wants_them() {
     assert_eq!(it.allowed_ids, [4, 12]);
     let tokens = |text| model().encode(text, false, 9).unwrap();
     assert_eq!(it.bad_words, [tokens("he"), tokens(" t"), tokens("t")]);
-    assert_eq!(choice.request.num_slot_words as usize, it.num_words());
+    assert_eq!(prompt.num_slot_words as usize, it.num_words());
 }
 
 #[test]
 fn end_tokens_that_are_ignored_wait_for_the_least_tokens_too() {
     let asked = json!({"min_tokens": 4, "ignore_eos": true, "stop_token_ids": [5]});
-    let choice = prepare(&model(), &completion(&asked))
-        .unwrap()
-        .choices
-        .remove(0);
+    let (prompt, choice) = prepared(&model(), &completion(&asked));
     assert_eq!(choice.adjustment.unwrap().end_ids, [1, 5]);
-    assert_eq!(choice.request.stop_ids[..], [5]);
+    assert_eq!(prompt.stop_ids[..], [5]);
 }
 
 #[test]
 fn do_sample_false_means_greedy() {
     let model = with_generation_config(&json!({"do_sample": false, "temperature": 0.6}));
-    let choice = prepare(&model, &chat(&json!({})))
-        .unwrap()
-        .choices
-        .remove(0);
+    let (_, choice) = prepared(&model, &chat(&json!({})));
     assert_eq!(choice.sampling.temperature, 0.0);
 }
 
 #[test]
 fn stop_ids_join_the_end_tokens_unless_those_are_ignored() {
-    let stop_ids = |changes| {
-        prepare(&model(), &chat(&changes))
-            .unwrap()
-            .choices
-            .remove(0)
-            .request
-            .stop_ids
-    };
+    let stop_ids = |changes| prepared(&model(), &chat(&changes)).0.stop_ids;
     assert_eq!(stop_ids(json!({"stop_token_ids": [9, 1]}))[..], [1, 9]);
     assert_eq!(
         stop_ids(json!({"stop_token_ids": [9], "ignore_eos": true}))[..],
@@ -177,14 +137,7 @@ fn only_completions_get_the_tokenizers_own_bos() {
         "add_bos_token": true, "chat_template": "{{ bos_token }}{{ messages[0].content }}",
     }));
     let model = folder.load();
-    let prompt = |request| {
-        prepare(&model, &request)
-            .unwrap()
-            .choices
-            .remove(0)
-            .request
-            .prompt
-    };
+    let prompt = |request| prepared(&model, &request).0.prompt;
     let hi = model.encode("hi", false, usize::MAX).unwrap();
     let expected: Vec<u32> = [0].into_iter().chain(hi).collect();
     assert_eq!(prompt(chat(&json!({})))[..], expected);
@@ -194,8 +147,8 @@ fn only_completions_get_the_tokenizers_own_bos() {
 #[test]
 fn special_tokens_in_a_prompt_are_found() {
     let prompt = prepare(&model(), &completion(&json!({"prompts": ["<|user|>he"]}))).unwrap();
-    assert_eq!(prompt.choices[0].request.prompt[0], 2);
-    assert_eq!(prompt.choices[0].request.prompt.len(), 2);
+    assert_eq!(prompt.prompts[0].request.prompt[0], 2);
+    assert_eq!(prompt.prompts[0].request.prompt.len(), 2);
 }
 
 #[test]
@@ -282,7 +235,7 @@ fn prompt_log_probabilities_of_all_prompts_together_are_bounded() {
             completion(&json!({"prompts": prompts, "prompt_logprobs": 20, "stream": false}));
         plait_openai::prepare(&model(), &request, 1 << 16, &mut || 7)
     };
-    assert_eq!(asked(7).unwrap().choices.len(), 7);
+    assert_eq!(asked(7).unwrap().prompts.len(), 7);
     let error = asked(8).unwrap_err();
     assert_eq!(error.param, "prompt_logprobs");
     assert!(error.message.contains("588000"), "{error}");
@@ -327,7 +280,7 @@ fn callers_may_set_the_templates_own_variables_only() {
     let asked = |kwargs| prepare(&model, &chat(&json!({"chat_template_kwargs": kwargs})));
     let prompt = asked(json!({"mood": "good"}))
         .unwrap()
-        .choices
+        .prompts
         .remove(0)
         .request
         .prompt;
@@ -368,7 +321,7 @@ fn text_with_tokens_that_the_model_has_no_row_for_is_rejected() {
 fn top_k_minus_one_and_zero_keep_the_whole_vocabulary() {
     for (given, meant) in [(-1, 0), (0, 0), (1, 1)] {
         let request = chat(&json!({"sampling": {"top_k": given}}));
-        let sampling = prepare(&model(), &request).unwrap().choices[0].sampling;
+        let sampling = prepare(&model(), &request).unwrap().prompts[0].choices[0].sampling;
         assert_eq!(sampling.top_k, meant);
     }
 }
@@ -382,7 +335,7 @@ fn a_negative_seed_is_its_bits_without_a_sign() {
         (i64::MAX, (1 << 63) - 1),
     ] {
         let prepared = prepare(&model(), &chat(&json!({"seed": given}))).unwrap();
-        assert_eq!(prepared.choices[0].sampling.seed, meant);
+        assert_eq!(prepared.prompts[0].choices[0].sampling.seed, meant);
     }
 }
 

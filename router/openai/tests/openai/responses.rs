@@ -108,7 +108,7 @@ fn several_prompts_are_choices_of_one_body() {
     let prepared = prepare(&model(), &request).unwrap();
     let mut response = prepared.response;
     let mut out = Vec::new();
-    assert_eq!(prepared.choices.len(), 2);
+    assert_eq!(prepared.prompts.len(), 2);
     let _ = response.push(1, &ids("b"), false, None, &mut out);
     assert_eq!(
         response.finish(1, FinishReason::Stop, &mut out),
@@ -192,9 +192,12 @@ fn an_echo_without_output_is_the_prompt_and_its_scores() {
     let fields =
         json!({"stream": false, "echo": true, "logprobs": 1, "max_tokens": 0, "prompts": ["the"]});
     let prepared = prepare(&model(), &completion(&fields)).unwrap();
-    let request = &prepared.choices[0].request;
+    let request = &prepared.prompts[0].request;
     assert_eq!((request.max_tokens, request.prompt_logprobs), (0, true));
-    assert_eq!(prepared.choices[0].sampling.prompt_logprobs, Some(1));
+    assert_eq!(
+        prepared.prompts[0].choices[0].sampling.prompt_logprobs,
+        Some(1)
+    );
     let mut response = prepared.response;
     let mut out = Vec::new();
     response.push_prompt_logprobs(0, 1, &[scores(-0.5, &[(7, -0.25), (8, -4.0)])]);

@@ -1,7 +1,7 @@
 //! Requests with defaults, and reading of what streams say.
 
-use plait_core::{FinishReason, TokenId};
-use plait_openai::{GenerateRequest, Prepared, RequestError, ResponseState};
+use plait_core::{FinishReason, Request, TokenId};
+use plait_openai::{GenerateRequest, Prepared, PreparedChoice, RequestError, ResponseState};
 use plait_text::ModelText;
 use serde_json::{Value, json};
 
@@ -30,6 +30,12 @@ pub fn completion(changes: &Value) -> GenerateRequest {
 
 pub fn prepare(model: &ModelText, request: &GenerateRequest) -> Result<Prepared, RequestError> {
     plait_openai::prepare(model, request, CONTEXT, &mut || 7)
+}
+
+/// The first prompt of a request, and its first choice.
+pub fn prepared(model: &ModelText, request: &GenerateRequest) -> (Request, PreparedChoice) {
+    let mut prompt = prepare(model, request).unwrap().prompts.remove(0);
+    (prompt.request, prompt.choices.remove(0))
 }
 
 /// Everything that a request's first choice says to these tokens, one a push.

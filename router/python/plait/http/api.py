@@ -43,9 +43,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_effort: str | None = None
     """Chat only: for the template."""
     prompts: list[str | list[int]] = []
-    """Completions only: at least one; each becomes the choice of its index."""
+    """Completions only: at least one. The choices of the first come first, then those of the others."""
     echo: bool = False
     """Completions only: the answer begins with the prompt."""
+    n: int | None = None
+    """Answers to each prompt."""
     add_special_tokens: bool | None = None
     """The tokenizer's own tokens around a text. None: in completions."""
     truncate_prompt_tokens: int | None = None

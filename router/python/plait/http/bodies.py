@@ -105,6 +105,8 @@ class ResponseFields(TextFields, kw_only=True):
     """What is sent back."""
 
     model: str | None = None
+    n: Integer | None = None
+    """Answers to each prompt."""
     seed: Integer | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

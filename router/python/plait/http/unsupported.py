@@ -16,7 +16,6 @@ from plait.http.errors import ApiError
 Neutral = dict[str, tuple[Json, ...]]
 
 _BOTH: Neutral = {
-    "n": (1,),
     "best_of": (1,),
     "length_penalty": (1,),
     "use_beam_search": (False,),

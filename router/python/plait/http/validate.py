@@ -103,6 +103,7 @@ def _request(asked: _Asked, body: ResponseFields, served_model: str, client: Cli
         continue_final_message=asked.continue_final_message,
         reasoning_effort=asked.reasoning_effort,
         prompts=asked.prompts,
+        n=body.n,
         echo=asked.echo,
         add_special_tokens=body.add_special_tokens,
         truncate_prompt_tokens=body.truncate_prompt_tokens,

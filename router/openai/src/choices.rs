@@ -1,0 +1,88 @@
+//! The choices of an answer: those of its first prompt, then those of the others.
+
+use std::num::NonZeroU32;
+
+use crate::choice_state::{ChoiceState, ResponseContext};
+use crate::logprobs::TokenLogprobs;
+
+/// What is known of one prompt token; None before it was measured, and of the first one.
+pub(crate) type PromptScores = Vec<Option<TokenLogprobs>>;
+
+/// All choices. What is said of a prompt is said once, by the rows of its first choice.
+#[derive(Debug)]
+pub(crate) struct Choices {
+    states: Vec<ChoiceState>,
+    /// Choices of each prompt.
+    num_of_each: usize,
+    /// Of each prompt: one for each token if the request asked for them, else empty.
+    prompt_scores: Vec<PromptScores>,
+}
+
+impl Choices {
+    pub(crate) fn new(
+        context: &ResponseContext,
+        states: Vec<ChoiceState>,
+        num_of_each: NonZeroU32,
+    ) -> Self {
+        let is_scored = context.report.prompt_logprobs.is_some() || context.num_echoed().is_some();
+        let num_of_each = num_of_each.get() as usize;
+        let firsts = states.iter().step_by(num_of_each);
+        let prompt_scores = firsts.map(|it| match is_scored {
+            true => vec![None; it.prompt.len()],
+            false => Vec::new(),
+        });
+        Self {
+            prompt_scores: prompt_scores.collect(),
+            num_of_each,
+            states,
+        }
+    }
+
+    pub(crate) fn get_mut(&mut self, index: usize) -> &mut ChoiceState {
+        &mut self.states[index]
+    }
+
+    /// Each choice with its prompt's scores.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&ChoiceState, &PromptScores)> {
+        let each = self.states.chunks(self.num_of_each);
+        let prompts = each.zip(&self.prompt_scores);
+        prompts.flat_map(|(states, scores)| states.iter().map(move |it| (it, scores)))
+    }
+
+    /// The first choice of each prompt.
+    pub(crate) fn firsts(&self) -> impl Iterator<Item = &ChoiceState> {
+        self.states.iter().step_by(self.num_of_each)
+    }
+
+    pub(crate) fn have_ended(&self) -> bool {
+        self.states.iter().all(|it| it.ended.is_some())
+    }
+
+    /// Output tokens of all.
+    pub(crate) fn num_tokens(&self) -> u64 {
+        self.states.iter().map(|it| it.num_tokens).sum()
+    }
+
+    /// Takes the records of the prompt tokens from `first_position` on.
+    pub(crate) fn set_scores(
+        &mut self,
+        index: usize,
+        first_position: u32,
+        records: &[TokenLogprobs],
+    ) {
+        let scores = &mut self.prompt_scores[index / self.num_of_each];
+        let scores = scores.iter_mut().skip(first_position as usize);
+        for (score, record) in scores.zip(records) {
+            *score = Some(record.clone());
+        }
+    }
+
+    /// Notes how much of a prompt the prefix cache had. What its other choices find is the first one's.
+    pub(crate) fn set_cached_tokens(&mut self, index: usize, num_tokens: u64) {
+        if index.is_multiple_of(self.num_of_each) {
+            for state in &mut self.states[index..index + self.num_of_each] {
+                state.num_cached_tokens = num_tokens;
+            }
+        }
+    }
+}
