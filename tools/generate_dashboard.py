@@ -88,6 +88,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Tokens a second", "short", (rate("plait_generated_tokens_total"), rate("plait_prompt_tokens_total"))),
         Panel("Running, by server", "short", (gauge("plait_requests_running", "instance", "replica"),)),
         Panel("Waiting, by server", "short", (gauge("plait_requests_waiting", "instance", "replica"),)),
+        Panel("Choices after the first of a prompt", "reqps", (rate("plait_further_choices_total"),)),
     ),
     "Latency": (
         Panel("Time to first token", "s", percentiles("plait_time_to_first_token_seconds")),

@@ -292,7 +292,14 @@ def test_the_same_holds_for_completions(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("best_of", 2), ("best_of", True), ("best_of", 0), ("use_beam_search", True), ("length_penalty", 0.1), ("response_format", {"type": "json_object"})],
+    [
+        ("best_of", 2),
+        ("best_of", True),
+        ("best_of", 0),
+        ("use_beam_search", True),
+        ("length_penalty", 0.1),
+        ("response_format", {"type": "json_object"}),
+    ],
 )
 def test_nearly_neutral_values_are_rejected(name: str, value: Any) -> None:
     assert rejection(**{name: value}).param == name

@@ -25,7 +25,7 @@ pub use logprobs::TokenLogprobs;
 pub use logprobs_budget::LogprobsBudget;
 pub use prepare::{Prepared, PreparedChoice, PreparedPrompt, prepare};
 pub use request::{
-    ClientFields, GenerateRequest, Input, LogitFields, MaxTokensField, OutputFields, Prompt,
-    PromptFields, StopFields, TruncationSide,
+    ChoiceFields, ClientFields, GenerateRequest, Input, LogitFields, MaxTokensField, OutputFields,
+    Prompt, PromptFields, StopFields, TruncationSide,
 };
 pub use response_writer::{ResponseState, ResponseWriter};

@@ -195,7 +195,7 @@ fn check_numbers(request: &GenerateRequest) -> Result<Numbers, RequestError> {
 }
 
 fn num_choices(request: &GenerateRequest) -> Result<NonZeroU32, RequestError> {
-    let num = in_range("n", request.n, CHOICES)?.and_then(NonZeroU32::new);
+    let num = in_range("n", request.choices.n, CHOICES)?.and_then(NonZeroU32::new);
     let num = num.unwrap_or(NonZeroU32::MIN);
     let num_prompts = match &request.input {
         Input::Chat { .. } => 1,

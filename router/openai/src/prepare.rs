@@ -113,7 +113,7 @@ pub fn prepare(
         let defaults = model.generation_defaults();
         let choices = (0..numbers.num_choices.get()).map(|choice| PreparedChoice {
             sampling: SamplingParams {
-                seed: request.seed.map_or_else(&mut *random_seed, |seed| {
+                seed: request.choices.seed.map_or_else(&mut *random_seed, |seed| {
                     choice_seed(seed.cast_unsigned(), choice)
                 }),
                 logprobs: numbers.logprobs,

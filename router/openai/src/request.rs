@@ -33,9 +33,9 @@ pub struct GenerateRequest {
     /// What to answer.
     #[serde(flatten)]
     pub input: Input,
-    /// Answers to each prompt; 1 if it is not given.
-    #[serde(default)]
-    pub n: Option<i64>,
+    /// How many answers each prompt gets.
+    #[serde(flatten)]
+    pub choices: ChoiceFields,
     /// How it becomes tokens.
     #[serde(flatten)]
     pub prompt: PromptFields,
@@ -45,9 +45,6 @@ pub struct GenerateRequest {
     /// What it changes about the logits.
     #[serde(flatten)]
     pub logits: LogitFields,
-    /// The bits of the seed's 64-bit integer; random if it is not given.
-    #[serde(default)]
-    pub seed: Option<i64>,
     /// When the answer ends.
     #[serde(flatten)]
     pub end: StopFields,
@@ -95,6 +92,16 @@ impl Input {
     pub(crate) fn is_echoed(&self) -> bool {
         matches!(self, Self::Completion { echo: true, .. })
     }
+}
+
+/// The answers to a prompt.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub struct ChoiceFields {
+    /// How many; 1 if it is not given.
+    pub n: Option<i64>,
+    /// What they draw from: the bits of a 64-bit integer, random if it is not given.
+    pub seed: Option<i64>,
 }
 
 /// How a prompt becomes tokens.
