@@ -70,6 +70,17 @@ def measured_rates() -> list[tuple[str, Layout, PlanLoadSettings, float]]:
                 prompt, answer, streams, dp = (int(number or 1) for number in case.groups())
                 load = PlanLoadSettings(input_len=prompt, output_len=answer, streams=streams)
                 found.append((model, Layout(tp, dp), load, float(row["value"])))
+    return found + measured_with_shared_experts()
+
+
+def measured_with_shared_experts() -> list[tuple[str, Layout, PlanLoadSettings, float]]:
+    """Of two GPUs; the loads of 256 streams waited for late ranks, which was mended after they were taken."""
+    found = []
+    for row in rows("gpu-v2-lite-dp2"):
+        case = LOAD.fullmatch(row["case"])
+        if case is not None and row["metric"] == "output_tokens_per_second" and case[3] != "256":
+            load = PlanLoadSettings(input_len=int(case[1]), output_len=int(case[2]), streams=int(case[3]))
+            found.append(("v2-lite", Layout(1, 2, dp_attention=True), load, float(row["value"])))
     return found
 
 
