@@ -41,6 +41,11 @@ class Server:
         return self.log.read_text()
 
     @property
+    def num_late(self) -> int:
+        """How often it said that a heartbeat is late; new requests then go to other replicas."""
+        return self.errors.count("a rank's heartbeat is late")
+
+    @property
     def last_line(self) -> str:
         """Its last line on standard error: what was wrong, and what to do."""
         return (self.errors.splitlines() or [""])[-1]
