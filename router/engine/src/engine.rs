@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::Receiver;
 use plait_core::Micros;
-use plait_openai::{ApiError, LogprobsBudget};
+use plait_openai::{ApiError, Grammars, LogprobsBudget};
 use plait_proto::Fingerprint;
 use plait_text::{ModelFilesError, ModelText};
 
@@ -83,6 +83,7 @@ pub struct Engine {
     endpoints: Vec<String>,
     /// For ranks on other hosts.
     remote_endpoints: Vec<Option<String>>,
+    grammars: Arc<Grammars>,
     queue: Arc<TextQueue>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -185,6 +186,7 @@ impl Engine {
             max_model_len,
             policy: settings.scheduler.policy,
             seeds: SeedSource::new(settings.seed),
+            grammars: grammars(&shared),
             logprobs: LogprobsBudget::default(),
             shared: shared.clone(),
             admissions,
@@ -201,6 +203,7 @@ impl Engine {
             num_ranks: settings.num_ranks,
             endpoints,
             remote_endpoints,
+            grammars: worker.grammars.clone(),
             queue,
             threads: Mutex::new(threads.handles),
         })
@@ -312,6 +315,7 @@ impl Engine {
         self.shared.reject_pending();
         self.shared.output_queue.close();
         self.queue.close();
+        self.grammars.close();
         self.shared.tell_all(&Mail::Close);
         for thread in threads.drain(..) {
             // The thread's sentinel has reported a panic.
@@ -325,6 +329,13 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+fn grammars(shared: &Shared) -> Arc<Grammars> {
+    let metrics = shared.metrics.grammars.clone();
+    Arc::new(Grammars::new(move |kind, outcome| {
+        metrics.count(kind, outcome);
+    }))
 }
 
 /// Of the tenant with most waiting requests, the last is rejected.

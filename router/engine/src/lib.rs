@@ -10,6 +10,7 @@ mod clock;
 mod driver;
 mod engine;
 mod first_uses;
+mod grammar_metrics;
 mod handshake;
 mod histogram;
 mod kv_events;

@@ -13,6 +13,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Metric, Registry};
 use rustc_hash::FxHashMap;
 
+use crate::grammar_metrics::GrammarMetrics;
 use crate::histogram::Histogram;
 use crate::step_model_metrics::StepModelMetrics;
 
@@ -452,6 +453,9 @@ pub struct EngineMetrics {
     pub rejections: Rejections,
     /// Holds the rejections if there are several replicas; the only one's are among its own.
     front_door: Registry,
+    /// Of requests that constrain their answers.
+    pub grammars: GrammarMetrics,
+    of_grammars: Registry,
 }
 
 impl EngineMetrics {
@@ -466,10 +470,13 @@ impl EngineMetrics {
             [only] => only.requests.rejected.clone(),
             _ => Rejections::register(&mut front_door),
         };
+        let mut of_grammars = Registry::default();
         Self {
             replicas,
             rejections,
             front_door,
+            grammars: GrammarMetrics::register(&mut of_grammars),
+            of_grammars,
         }
     }
 
@@ -482,7 +489,7 @@ impl EngineMetrics {
     pub fn render(&self) -> String {
         let pages = self.replicas.iter().map(|replica| replica.render());
         let pages: Vec<String> = pages.chain([render(&self.front_door)]).collect();
-        merge_pages(&pages) + "# EOF\n"
+        merge_pages(&pages) + &render(&self.of_grammars) + "# EOF\n"
     }
 }
 
@@ -559,6 +566,8 @@ mod tests {
             "plait_kv_pages{state=\"parked\"} 0",
             "plait_carryover_total{cause=\"pages\"} 0",
             "plait_time_to_first_token_seconds_count 0",
+            "plait_grammars_total{result=\"refused\"} 0",
+            "plait_constrained_requests_total{kind=\"json_schema\"} 0",
         ] {
             assert!(page.contains(line), "{line} is missing in\n{page}");
         }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use crossbeam_channel::Sender;
 use plait_core::{Micros, Policy};
-use plait_openai::{ApiError, GenerateRequest, LogprobsBudget, Prepared, RequestError, prepare};
+use plait_openai::{
+    ApiError, GenerateRequest, Grammars, LogprobsBudget, Prepared, RequestError, prepare,
+};
 use plait_text::ModelText;
 
 use crate::clock::since;
@@ -35,6 +37,8 @@ pub struct TextWorker {
     pub policy: Policy,
     /// For requests without a seed.
     pub seeds: SeedSource,
+    /// For requests that constrain their answers.
+    pub grammars: Arc<Grammars>,
     /// For requests with `prompt_logprobs`.
     pub logprobs: LogprobsBudget,
     /// The rest of the engine.
@@ -116,9 +120,14 @@ impl TextWorker {
                 message: format!("the request cannot be read: {error}"),
             })?;
         check_priority(request.client.priority, self.policy)?;
-        prepare(&self.model, &request, self.max_model_len, &mut || {
-            self.seeds.draw()
-        })
+        let seed = &mut || self.seeds.draw();
+        prepare(
+            &self.model,
+            &request,
+            self.max_model_len,
+            &self.grammars,
+            seed,
+        )
     }
 
     fn reject(&self, stream: StreamId, rejection: Rejection, error: &ApiError) {

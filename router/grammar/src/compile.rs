@@ -1,8 +1,10 @@
 //! From a constraint to a grammar, on a thread that nobody waits for longer than allowed.
 
-use std::sync::Arc;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,7 +20,7 @@ use crate::vocabulary::Vocabulary;
 
 /// The library recurses over schemas and their references.
 const STACK_BYTES: usize = 256 << 20;
-/// How often a waiting thread looks whether it was cancelled.
+/// How often a waiting thread looks whether it waits in vain.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// Threads, of all engines of the process, that still work on what nobody waits for.
 const MAX_ABANDONED: usize = 2;
@@ -26,7 +28,7 @@ static NUM_ABANDONED: AtomicUsize = AtomicUsize::new(0);
 
 type Compiled = Result<Grammar, CompileError>;
 
-/// Compiles a constraint for a model's tokens; waits at most `limits.compile_time`.
+/// Compiles a constraint for a model's tokens, in at most `limits.compile_time` of computing.
 ///
 /// The library's caps bound the work, but it cannot be stopped within: what takes longer ends by itself, unheard.
 pub fn compile(
@@ -44,30 +46,28 @@ pub fn compile(
         vocabulary: vocabulary.clone(),
         constraint: constraint.clone(),
         limits: limits.clone(),
-        abandoned: Arc::default(),
+        run: Arc::default(),
     };
-    let abandoned = job.abandoned.clone();
+    let run = job.run.clone();
     thread::Builder::new()
         .name("plait-grammar".to_owned())
         .stack_size(STACK_BYTES)
         .spawn(move || job.run(&compiled))
         .map_err(|_| CompileError::Busy)?;
-    let end = Instant::now() + limits.compile_time;
+    let start = Instant::now();
     loop {
-        let left = end.saturating_duration_since(Instant::now());
-        match result.recv_timeout(left.min(LOOK_INTERVAL)) {
+        match result.recv_timeout(LOOK_INTERVAL) {
             Ok(compiled) => return compiled,
             Err(RecvTimeoutError::Disconnected) => return Err(panicked()),
-            Err(RecvTimeoutError::Timeout) if cancel.is_cancelled() => {
-                abandoned.leave();
-                return Err(CompileError::Cancelled);
-            }
-            Err(RecvTimeoutError::Timeout) if left.is_zero() => {
-                abandoned.leave();
-                return Err(CompileError::TooSlow(limits.compile_time));
-            }
             Err(RecvTimeoutError::Timeout) => {}
         }
+        let error = match run.spent(start.elapsed()) {
+            _ if cancel.is_cancelled() => CompileError::Cancelled,
+            spent if spent >= limits.compile_time => CompileError::TooSlow(limits.compile_time),
+            _ => continue,
+        };
+        run.leave();
+        return Err(error);
     }
 }
 
@@ -76,12 +76,13 @@ struct Job {
     vocabulary: Arc<Vocabulary>,
     constraint: Constraint,
     limits: Limits,
-    abandoned: Arc<Abandoned>,
+    run: Arc<Run>,
 }
 
 impl Job {
     fn run(self, compiled: &SyncSender<Compiled>) {
-        let _end = EndOnDrop(self.abandoned.clone());
+        self.run.begin();
+        let _end = EndOnDrop(self.run.clone());
         // Nobody may wait any more.
         let _unheard = compiled.send(self.compile());
     }
@@ -127,32 +128,55 @@ impl Job {
     }
 }
 
-/// Whether somebody still waits for a thread, on both sides of it.
+/// A thread that compiles, for both sides of it.
 #[derive(Default)]
-struct Abandoned(AtomicU8);
-
-// At first 0: it runs, and somebody waits.
+struct Run {
+    /// At first 0: it works, and somebody waits.
+    state: AtomicU8,
+    /// Where the system says how long it worked.
+    clock: OnceLock<PathBuf>,
+}
 
 const IS_ABANDONED: u8 = 1;
 const HAS_ENDED: u8 = 2;
 
-impl Abandoned {
+impl Run {
+    /// Called by the thread itself.
+    fn begin(&self) {
+        if let Ok(thread) = fs::read_link("/proc/thread-self") {
+            let _first = self
+                .clock
+                .set(Path::new("/proc").join(thread).join("schedstat"));
+        }
+    }
+
     /// Nobody waits any more.
     fn leave(&self) {
         NUM_ABANDONED.fetch_add(1, Ordering::Relaxed);
-        if self.0.swap(IS_ABANDONED, Ordering::AcqRel) == HAS_ENDED {
+        if self.state.swap(IS_ABANDONED, Ordering::AcqRel) == HAS_ENDED {
             NUM_ABANDONED.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     fn end(&self) {
-        if self.0.swap(HAS_ENDED, Ordering::AcqRel) == IS_ABANDONED {
+        if self.state.swap(HAS_ENDED, Ordering::AcqRel) == IS_ABANDONED {
             NUM_ABANDONED.fetch_sub(1, Ordering::Relaxed);
         }
     }
+
+    /// Time that it has computed, of the time `since` it began: on a busy machine it waits for a core. A tenth of the
+    /// time counts in any case, and all of it where the system does not say more.
+    fn spent(&self, since: Duration) -> Duration {
+        let computed = self.clock.get().and_then(|clock| {
+            let text = fs::read_to_string(clock).ok()?;
+            let nanos = text.split_whitespace().next()?.parse().ok()?;
+            Some(Duration::from_nanos(nanos))
+        });
+        computed.map_or(since, |computed| computed.max(since / 10))
+    }
 }
 
-struct EndOnDrop(Arc<Abandoned>);
+struct EndOnDrop(Arc<Run>);
 
 impl Drop for EndOnDrop {
     fn drop(&mut self) {

@@ -38,7 +38,7 @@ pub enum CompileError {
     #[error("never ends: `{0}` has no finite text; give it an alternative that does not repeat it")]
     Endless(String),
     /// The limit on time.
-    #[error("was not compiled within {} s; send a simpler one", .0.as_secs_f32())]
+    #[error("was not compiled in {} s of computing; send a simpler one", .0.as_secs_f32())]
     TooSlow(Duration),
     /// The server compiles as many as it may that nobody waits for any more.
     #[error("cannot be compiled now: earlier ones still take the threads for it; try again later")]

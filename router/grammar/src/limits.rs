@@ -21,7 +21,7 @@ pub struct Limits {
     pub choice_bytes: usize,
     /// Of a grammar in EBNF or Lark.
     pub grammar_bytes: usize,
-    /// Until a request is refused.
+    /// That a thread computes before a request is refused.
     pub compile_time: Duration,
 }
 

@@ -5,7 +5,7 @@ use std::io::{Write as _, stdout};
 use std::path::PathBuf;
 use std::time::Instant;
 
-use plait_openai::{GenerateRequest, prepare};
+use plait_openai::{GenerateRequest, Grammars, prepare};
 use plait_text::ModelText;
 use serde_json::json;
 
@@ -48,7 +48,8 @@ fn write_answer(
         "stream": true, "include_usage": false, "stop": stop,
         "messages": [{"role": "user", "content": "Hello"}],
     }))?;
-    let mut response = prepare(model, &request, 8192, &mut || 0)?.response;
+    let grammars = Grammars::new(|_, _| {});
+    let mut response = prepare(model, &request, 8192, &grammars, &mut || 0)?.response;
     let mut out = Vec::new();
     let begin = Instant::now();
     for token in tokens {

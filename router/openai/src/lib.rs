@@ -8,6 +8,7 @@ mod choice_seed;
 mod choice_state;
 mod choices;
 mod chunk_writer;
+mod constraint;
 mod error;
 mod json;
 mod limits;
@@ -20,6 +21,7 @@ mod response_head;
 mod response_writer;
 
 pub use choice_state::Pushed;
+pub use constraint::{ConstraintField, ConstraintValue, GrammarOutcome, Grammars};
 pub use error::{ApiError, RequestError};
 pub use logprobs::TokenLogprobs;
 pub use logprobs_budget::LogprobsBudget;

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use plait_core::{Request, TenantId, TokenId};
+use plait_grammar::Grammar;
 use plait_proto::{Adjustment, SamplingParams};
 use plait_text::{Chat, ModelText, PieceKind, RenderError, TextStart, TextStyle};
 
@@ -14,6 +15,7 @@ use crate::adjust;
 use crate::choice_seed::choice_seed;
 use crate::choice_state::{ChoiceState, ResponseContext};
 use crate::choices::Choices;
+use crate::constraint::Grammars;
 use crate::error::{ApiError, RequestError};
 use crate::limits::{self, MAX_TRUNCATED, Numbers, Truncation};
 use crate::logprobs_budget::LogprobsBudget;
@@ -79,6 +81,8 @@ pub struct PreparedChoice {
     pub sampling: SamplingParams,
     /// For the worker: what it changes about the logits, if anything.
     pub adjustment: Option<Arc<Adjustment>>,
+    /// What its answer must be, if anything.
+    pub grammar: Option<Grammar>,
 }
 
 /// Checks, renders and tokenises a request; `random_seed` gives one to each choice of a request without.
@@ -89,6 +93,7 @@ pub fn prepare(
     model: &ModelText,
     request: &GenerateRequest,
     max_model_len: u32,
+    grammars: &Grammars,
     random_seed: &mut impl FnMut() -> u64,
 ) -> Result<Prepared, RequestError> {
     let numbers = limits::check(request)?;
@@ -106,6 +111,9 @@ pub fn prepare(
     let num_times = times_told(&request.input, &numbers);
     let num_prompt_logprobs = limits::check_prompt_logprobs(num_tokens, num_times, of_prompts)?;
     let (_, prompt_logprobs) = of_prompts;
+    // Last, as it may take longest.
+    let grammar = grammars.of_request(model, request)?;
+    let grammar = grammar.filter(|_| max_tokens(&request.input, &numbers) > 0);
     let prepared = prompts.iter().map(|prompt| {
         let adjustment = adjustment
             .as_ref()
@@ -122,6 +130,7 @@ pub fn prepare(
                 ..request.sampling.or(defaults)
             },
             adjustment: adjustment.clone(),
+            grammar: grammar.clone(),
         });
         PreparedPrompt {
             choices: choices.collect(),
@@ -131,7 +140,7 @@ pub fn prepare(
                 stop_ids: stop_ids.clone(),
                 num_choices: numbers.num_choices,
                 prompt_logprobs: prompt_logprobs.is_some(),
-                is_masked: false,
+                is_masked: grammar.is_some(),
                 num_slot_words: adjustment.as_ref().map_or(0, |it| num_words(it)),
                 priority: numbers.priority,
                 tenant: TenantId(request.client.tenant),

@@ -9,6 +9,8 @@ use plait_text::SamplingFields;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::constraint::ConstraintField;
+
 /// One call of the API: the mirror of `plait.http.api.GenerateRequest`.
 ///
 /// `None` means "not given": the model's generation defaults decide, then OpenAI's.
@@ -147,6 +149,8 @@ pub struct LogitFields {
     pub allowed_token_ids: Option<Vec<i64>>,
     /// Texts that the answer may not have.
     pub bad_words: Vec<String>,
+    /// What the answer must be.
+    pub constraint: Option<ConstraintField>,
 }
 
 /// When the answer ends.

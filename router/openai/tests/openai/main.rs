@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod choices;
 #[cfg(test)]
+mod constraints;
+#[cfg(test)]
 mod limits;
 #[cfg(test)]
 #[path = "../../../text/tests/text/model_folder.rs"]

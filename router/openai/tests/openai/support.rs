@@ -1,7 +1,9 @@
 //! Requests with defaults, and reading of what streams say.
 
 use plait_core::{FinishReason, Request, TokenId};
-use plait_openai::{GenerateRequest, Prepared, PreparedChoice, RequestError, ResponseState};
+use plait_openai::{
+    GenerateRequest, Grammars, Prepared, PreparedChoice, RequestError, ResponseState,
+};
 use plait_text::ModelText;
 use serde_json::{Value, json};
 
@@ -28,8 +30,13 @@ pub fn completion(changes: &Value) -> GenerateRequest {
     request(&fields)
 }
 
+/// None is compiled yet, and nobody counts them.
+pub fn grammars() -> Grammars {
+    Grammars::new(|_, _| {})
+}
+
 pub fn prepare(model: &ModelText, request: &GenerateRequest) -> Result<Prepared, RequestError> {
-    plait_openai::prepare(model, request, CONTEXT, &mut || 7)
+    plait_openai::prepare(model, request, CONTEXT, &grammars(), &mut || 7)
 }
 
 /// The first prompt of a request, and its first choice.

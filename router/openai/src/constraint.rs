@@ -1,0 +1,222 @@
+//! What a request constrains its answer to: from the body's field to a compiled grammar.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use plait_core::TokenId;
+use plait_grammar::{
+    Cancel, CompileError, Constraint, Grammar, GrammarCache, Limits, Token, Vocabulary, Whitespace,
+};
+use plait_text::{ModelText, PieceKind};
+use serde::Deserialize;
+
+use crate::error::RequestError;
+use crate::request::GenerateRequest;
+
+/// Compiled grammars that are kept.
+const CACHE_BYTES: usize = 256 << 20;
+
+/// The constraint of a request, and the field that the client used for it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+pub struct ConstraintField {
+    /// For errors.
+    pub param: String,
+    /// What the answer must be.
+    #[serde(flatten)]
+    pub value: ConstraintValue,
+}
+
+/// What an answer must be.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(tag = "constraint", rename_all = "snake_case")]
+pub enum ConstraintValue {
+    /// A JSON object.
+    JsonObject,
+    /// JSON that a schema validates.
+    JsonSchema {
+        /// The schema as the client wrote it.
+        text: String,
+        /// Without spaces.
+        #[serde(default)]
+        is_compact: bool,
+    },
+    /// What a regular expression matches as a whole.
+    Regex {
+        /// The expression.
+        text: String,
+    },
+    /// One of these texts.
+    Choice {
+        /// The texts.
+        texts: Vec<String>,
+    },
+    /// What a grammar produces.
+    Grammar {
+        /// EBNF or Lark.
+        text: String,
+    },
+    /// Text with tagged parts.
+    StructuralTag {
+        /// The tag's JSON as the client wrote it.
+        text: String,
+    },
+}
+
+impl ConstraintValue {
+    fn constraint(&self) -> Constraint {
+        match self.clone() {
+            Self::JsonObject => Constraint::JsonObject,
+            Self::JsonSchema { text, is_compact } => {
+                let whitespace = match is_compact {
+                    true => Whitespace::None,
+                    false => Whitespace::Free,
+                };
+                Constraint::JsonSchema(text, whitespace)
+            }
+            Self::Regex { text } => Constraint::Regex(text),
+            Self::Choice { texts } => Constraint::Choice(texts),
+            Self::Grammar { text } => Constraint::Ebnf(text),
+            Self::StructuralTag { text } => Constraint::StructuralTag(text),
+        }
+    }
+}
+
+/// How a constraint became a grammar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GrammarOutcome {
+    /// It was compiled in this time.
+    Compiled(Duration),
+    /// It was compiled before.
+    Cached,
+    /// It has none.
+    Refused,
+}
+
+/// Told what became of a constraint of this kind.
+type Observer = Box<dyn Fn(&'static str, GrammarOutcome) + Send + Sync>;
+
+/// Compiles the constraints of one model's requests.
+pub struct Grammars {
+    /// Made for the first constraint.
+    vocabulary: OnceLock<Result<Arc<Vocabulary>, String>>,
+    cache: GrammarCache,
+    limits: Limits,
+    /// Ends compilations that nobody will wait for.
+    cancel: Cancel,
+    observer: Observer,
+}
+
+impl Grammars {
+    /// None yet.
+    pub fn new(observer: impl Fn(&'static str, GrammarOutcome) + Send + Sync + 'static) -> Self {
+        Self {
+            vocabulary: OnceLock::new(),
+            cache: GrammarCache::new(CACHE_BYTES),
+            limits: Limits::default(),
+            cancel: Cancel::default(),
+            observer: Box::new(observer),
+        }
+    }
+
+    /// The server stops: compilations under way end.
+    pub fn close(&self) {
+        self.cancel.cancel();
+    }
+
+    /// The grammar of a request, if it constrains its answer.
+    pub(crate) fn of_request(
+        &self,
+        model: &ModelText,
+        request: &GenerateRequest,
+    ) -> Result<Option<Grammar>, RequestError> {
+        let Some(field) = &request.logits.constraint else {
+            return Ok(None);
+        };
+        check_company(request, &field.param)?;
+        let constraint = field.value.constraint();
+        let grammar = self.compile(model, &constraint);
+        grammar
+            .map(Some)
+            .map_err(|error| refusal(&field.param, &error))
+    }
+
+    /// A constraint's grammar, from the cache or compiled now. May take seconds.
+    pub fn compile(
+        &self,
+        model: &ModelText,
+        constraint: &Constraint,
+    ) -> Result<Grammar, CompileError> {
+        let start = Instant::now();
+        let vocabulary = self.vocabulary.get_or_init(|| vocabulary(model));
+        let vocabulary = vocabulary.as_ref().map_err(|problem| {
+            CompileError::TooComplex(format!(
+                "with this model no answer can be constrained: {problem}"
+            ))
+        })?;
+        let compiled = self
+            .cache
+            .get(vocabulary, constraint, &self.limits, &self.cancel);
+        let outcome = match compiled {
+            (Ok(_), true) => GrammarOutcome::Cached,
+            (Ok(_), false) => GrammarOutcome::Compiled(start.elapsed()),
+            (Err(_), _) => GrammarOutcome::Refused,
+        };
+        (self.observer)(constraint.kind(), outcome);
+        compiled.0
+    }
+}
+
+impl std::fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammars")
+            .field("cache", &self.cache)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The model's tokens by the bytes that they add to a text.
+fn vocabulary(model: &ModelText) -> Result<Arc<Vocabulary>, String> {
+    let pieces = model.vocabulary();
+    let tokens = (0..model.vocab_size()).map(|id: TokenId| {
+        let piece = pieces.piece(id);
+        match piece.kind {
+            PieceKind::Hidden => Token::Special(piece.bytes),
+            PieceKind::Text | PieceKind::Byte => Token::Text(piece.bytes),
+        }
+    });
+    Vocabulary::new(tokens, model.eos_token_ids()).map(Arc::new)
+}
+
+/// What closes tokens on its own may leave a grammar without any.
+fn check_company(request: &GenerateRequest, param: &str) -> Result<(), RequestError> {
+    let logits = &request.logits;
+    let closes = [
+        (
+            "min_tokens",
+            request.end.min_tokens.is_some_and(|it| it > 0),
+        ),
+        ("allowed_token_ids", logits.allowed_token_ids.is_some()),
+        ("bad_words", !logits.bad_words.is_empty()),
+    ];
+    let Some((closing, _)) = closes.into_iter().find(|(_, is_given)| *is_given) else {
+        return Ok(());
+    };
+    let message = format!(
+        "`{param}` and `{closing}` are both given, and together they may leave no token to answer with; leave one out"
+    );
+    Err(RequestError::invalid(closing, message))
+}
+
+fn refusal(param: &str, error: &CompileError) -> RequestError {
+    let code = match error {
+        CompileError::TooLarge { .. } | CompileError::TooComplex(_) | CompileError::TooSlow(_) => {
+            "constraint_too_large"
+        }
+        CompileError::Unsupported { .. } => "unsupported_value",
+        CompileError::Busy | CompileError::Cancelled => "constraint_not_compiled",
+        CompileError::Malformed(_) | CompileError::Empty(_) | CompileError::Endless(_) => {
+            "invalid_value"
+        }
+    };
+    RequestError::new(param.to_owned(), code, format!("`{param}` {error}"))
+}
