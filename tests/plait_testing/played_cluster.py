@@ -44,6 +44,13 @@ class Cluster:
         """Addresses behind the Service."""
         return self.services.ready.get("plait", [])
 
+    def serves(self, num_pods: int) -> bool:
+        """Whether all pods are ready, and so many that answer HTTP are behind the Service, and no others."""
+        pods = list(self.kubelet.pods.values())
+        addresses = {self.network.address(pod.node) for pod in pods if "readinessProbe" in pod.container}
+        are_ready = all(pod.is_ready and pod.ending is None for pod in pods)
+        return are_ready and len(addresses) == num_pods and set(self.ready()) == addresses
+
     def wait_for(self, is_true: Any, what: str) -> None:
         wait_for(is_true, what, self.describe, SECONDS)
 

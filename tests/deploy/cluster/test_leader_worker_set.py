@@ -40,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, check_models: Path) -> Ite
         with played_cluster(plane, tmp_path_factory.mktemp("pods"), check_models) as made:
             make_node_keys(plane, tmp_path_factory.mktemp("keys"))
             apply_groups(plane)
-            made.wait_for(lambda: len(made.ready()) == 4, "four ready pods")
+            made.wait_for(lambda: made.serves(4), "four ready pods")
             yield made
     finally:
         plane.stop()
@@ -112,7 +112,7 @@ def test_an_upgrade_under_load_replaces_group_by_group_and_fails_no_request(clus
     with load(cluster.network, cluster.url) as asked:
         apply_groups(cluster.plane, "--max-seqs=8")
         cluster.wait_for(lambda: not before & set(kubelet.pods), "the end of the old pods")
-        cluster.wait_for(lambda: len(cluster.ready()) == 4, "the new pods")
+        cluster.wait_for(lambda: cluster.serves(4), "the new pods")
         seconds = time.monotonic() - started
     case = "upgrade of two groups of two pods under load"
     record(case, "wall", "seconds", seconds)
@@ -130,7 +130,7 @@ def test_a_killed_rank_ends_its_group_which_is_made_anew_while_the_other_serves(
     started = time.monotonic()
     rank_of(victims[-1]).kill()
     cluster.wait_for(lambda: all(pod in cluster.kubelet.ended for pod in victims), "the end of the group")
-    cluster.wait_for(lambda: len(cluster.ready()) == 4, "the new group")
+    cluster.wait_for(lambda: cluster.serves(4), "the new group")
     record("a rank of one of two groups is killed", "wall_until_ready", "seconds", time.monotonic() - started)
     assert pods_of(cluster, "0") == others
     assert [pod.restarts for pod in others] == [0, 0]
@@ -186,7 +186,7 @@ def test_a_replica_over_two_pods_serves_at_its_leader_and_is_made_anew(
     cluster.plane.kubectl(
         "apply", "--server-side", "--force-conflicts", "--filename=-", text=yaml.safe_dump_all(documents)
     )
-    cluster.wait_for(lambda: len(cluster.ready()) == 1, "the leader")
+    cluster.wait_for(lambda: cluster.serves(1), "the leader")
     record("a replica over two pods", "wall_until_ready", "seconds", time.monotonic() - started)
     assert ask_recall(cluster, 4) == []
     pods = pods_of(cluster, "0")
@@ -194,5 +194,5 @@ def test_a_replica_over_two_pods_serves_at_its_leader_and_is_made_anew(
     victim = next(pod for pod in pods if environment(pod)["LWS_WORKER_INDEX"] == "1")
     rank_of(victim).kill()
     cluster.wait_for(lambda: all(pod in cluster.kubelet.ended for pod in pods), "the end of the group")
-    cluster.wait_for(lambda: len(cluster.ready()) == 1, "the new leader")
+    cluster.wait_for(lambda: cluster.serves(1), "the new leader")
     assert ask_recall(cluster, 4) == []

@@ -35,7 +35,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, check_models: Path) -> Ite
         plane.start()
         with played_cluster(plane, tmp_path_factory.mktemp("pods"), check_models) as made:
             apply_servers(plane)
-            made.wait_for(lambda: len(made.ready()) == 2, "two ready pods")
+            made.wait_for(lambda: made.serves(2), "two ready pods")
             yield made
     finally:
         plane.stop()
@@ -81,7 +81,7 @@ def test_a_deleted_pod_drains_and_another_takes_its_place(cluster: Cluster, reco
     gone = next(iter(cluster.kubelet.pods.values()))
     with load(cluster.network, cluster.url) as asked:
         cluster.plane.kubectl("delete", "pod", gone.name, "--wait=false")
-        cluster.wait_for(lambda: gone in cluster.kubelet.ended and len(cluster.ready()) == 2, "a new pod")
+        cluster.wait_for(lambda: gone in cluster.kubelet.ended and cluster.serves(2), "a new pod")
     record("a pod of two is deleted under load", "num_answered", "requests", asked.answered)
     record("a pod of two is deleted under load", "num_failed", "requests", len(asked.failed), 0)
     assert asked.failed == []
@@ -94,7 +94,7 @@ def test_a_killed_server_is_started_again_and_leaves_the_service_until_it_is_rea
     assert pod.process is not None
     pod.process.send_signal(signal.SIGKILL)
     cluster.wait_for(lambda: len(cluster.ready()) == 1, "its absence")
-    cluster.wait_for(lambda: len(cluster.ready()) == 2, "its return")
+    cluster.wait_for(lambda: cluster.serves(2), "its return")
     assert pod.restarts == 1
 
 
@@ -108,10 +108,10 @@ def test_the_autoscaler_follows_the_queue(cluster: Cluster, tmp_path: Path, reco
             cluster.wait_for(lambda: desired(cluster) == 3, "the autoscaler's word")
             decided = time.monotonic() - started
             waiting = current(cluster)
-            cluster.wait_for(lambda: len(cluster.ready()) == 3, "a third server")
+            cluster.wait_for(lambda: cluster.serves(3), "a third server")
             served = time.monotonic() - started
         ended = time.monotonic()
-        cluster.wait_for(lambda: desired(cluster) == 2 and len(cluster.ready()) == 2, "two servers again")
+        cluster.wait_for(lambda: desired(cluster) == 2 and cluster.serves(2), "two servers again")
     assert waiting > 4
     assert asked.failed == []
     case = "16 streams on two servers of two requests each, four may wait for each"
