@@ -94,10 +94,11 @@ def writers(url: str, num_writers: int, num_tokens: int, model: str = "recall-gq
 
 
 def ask(client: httpx.Client, problem: Problem, model: str = "recall-gqa", **sampling: object) -> str:
-    """The model's answer, or the server's error."""
+    """The model's answer, the wrong one if there are several and some are wrong, or the server's error."""
     body = {"model": model, "messages": problem["messages"], "temperature": 0, "max_tokens": 400, **sampling}
     response = client.post("/v1/chat/completions", json=body)
     if response.status_code != 200:
         return f"HTTP {response.status_code}: {response.text}"
-    content: str = response.json()["choices"][0]["message"]["content"]
-    return content
+    answers: list[str] = [choice["message"]["content"] for choice in response.json()["choices"]]
+    assert len(answers) == sampling.get("n", 1)
+    return next((answer for answer in answers if answer != problem["answer"]), problem["answer"])
