@@ -25,8 +25,6 @@ END_SECONDS = 10.0
 """From the first failure to the end of all processes on all nodes, where the machine has nothing else to do."""
 BUSY_END_SECONDS = 60.0
 """The same on any machine."""
-DOOR = re.compile(r"^\[node (\d+)\] Plait is ready: (\S+)", re.MULTILINE)
-"""Each engine's own ready line in the combined log."""
 OF_NODE_1 = re.compile(r"^\[(node 1|nodes 0-1) ranks? [0-3,-]+\] ", re.MULTILINE)
 """A line of ranks of node 1, alone or with those of node 0, if they said it at the same time."""
 LAYOUT = ("--tp", "2", "--dp", "2")
@@ -132,9 +130,8 @@ def test_nodes_that_share_experts_answer_through_each_door(num_nodes: int, tmp_p
             assert one.url, one.errors
         everything = processes_of(nodes)
         assert network.wrong_recall(0, nodes[0].url, "recall-mla", 4, 512) == []
-        doors = {int(found[1]): found[2] for found in DOOR.finditer(nodes[0].errors)}
-        assert sorted(doors) == list(range(num_nodes))
-        assert network.wrong_recall(num_nodes - 1, doors[num_nodes - 1], "recall-mla", 2, 512) == []
+        doors = [door(nodes[0], node) for node in range(num_nodes)]
+        assert network.wrong_recall(num_nodes - 1, doors[-1], "recall-mla", 2, 512) == []
         interrupt(nodes[-1])
         assert wait_for_all(nodes, END_SECONDS) == [0] * num_nodes
         assert_all_gone(everything)
@@ -333,6 +330,18 @@ def test_a_frozen_rank_ends_both_nodes(network: NodeNetwork, tmp_path: Path, che
 
 
 @pytest.mark.slow
+def test_a_frozen_rank_of_another_nodes_engine_is_lost_without_a_step(
+    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    nodes = begin(network, tmp_path, check_models, keys, layout=SPANNING)
+    everything = processes_of(nodes)
+    workers_of(nodes[1])[0].suspend()
+    assert wait_for_all(nodes, END_SECONDS) == [5, 5]
+    assert_all_gone(everything)
+    assert all("rank 1 was lost: no heartbeat for 6 s" in one.last_line for one in nodes)
+
+
+@pytest.mark.slow
 @both_layouts
 def test_a_rank_without_memory_ends_both_nodes(
     network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path, layout: tuple[str, ...]
@@ -340,9 +349,8 @@ def test_a_rank_without_memory_ends_both_nodes(
     nodes = begin(network, tmp_path, check_models, keys, layout=layout)
     everything = processes_of(nodes)
     exhaust_memory(workers_of(nodes[1])[0])
-    doors = {int(found[1]): found[2] for found in DOOR.finditer(nodes[0].errors)}
     node = 1 if layout is LAYOUT else 0
-    network.try_recall(node, doors[node], "recall-mla")
+    network.try_recall(node, door(nodes[0], node), "recall-mla")
     assert wait_for_all(nodes, END_SECONDS) == [3, 3]
     assert_all_gone(everything)
     for one in nodes:

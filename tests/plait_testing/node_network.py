@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from plait_testing.running_server import Server
+from plait_testing.running_server import READY, Server
 
 TESTS = Path(__file__).resolve().parent.parent
 _NUMBERS = itertools.count()
@@ -178,6 +178,20 @@ def wait_for_all(nodes: Sequence[Server], seconds: float) -> list[int]:
 def workers_of(node: Server) -> list[psutil.Process]:
     """The ranks that the node's engine has started."""
     return [process for process in node.workers() if "plait_worker" in process.cmdline()]
+
+
+def has_engine(node: Server) -> bool:
+    """Whether the node has an engine of its own, not ranks of the head's alone."""
+    return any("plait.nodes.engine_process" in process.cmdline() for process in node.workers())
+
+
+def door(head: Server, node: int) -> str:
+    """The URL of a node's own engine, once the combined log has it."""
+    line = re.compile(rf"^\[node {node}\] {re.escape(READY)}(\S+)", re.MULTILINE)
+    while (found := line.search(head.errors)) is None:
+        assert head.process.poll() is None, head.errors
+        time.sleep(0.05)
+    return found[1]
 
 
 def exhaust_memory(rank: psutil.Process) -> None:

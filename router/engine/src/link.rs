@@ -150,10 +150,14 @@ impl Link {
         })
     }
 
+    /// Whether the rank is on another host.
+    pub fn is_remote(&self, rank: u32) -> bool {
+        self.remote.as_ref().is_some_and(|remote| remote.has(rank))
+    }
+
     /// Whether it is a rank of this replica, on this host.
     fn is_here(&self, rank: u32) -> bool {
-        let is_remote = self.remote.as_ref().is_some_and(|remote| remote.has(rank));
-        self.ranks.place(rank).is_some() && !is_remote
+        self.ranks.place(rank).is_some() && !self.is_remote(rank)
     }
 
     /// Sends to one rank; an error means that it is gone or has stopped reading.

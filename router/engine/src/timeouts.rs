@@ -31,6 +31,8 @@ pub struct Timeouts {
     pub stuck_grace: Duration,
     /// A rank without a message for this long is late.
     pub heartbeat: Duration,
+    /// A rank on another host without a message for this long is lost: nobody there says that its process is stopped.
+    pub remote_silence: Duration,
     /// The driver hangs when one pass of its loop takes this long.
     pub watchdog: Duration,
     /// For the ranks' Byes.
@@ -54,6 +56,7 @@ impl Default for Timeouts {
             step_token: Duration::from_millis(100),
             stuck_grace: Duration::from_secs(60),
             heartbeat: Duration::from_millis(1500),
+            remote_silence: Duration::from_secs(6),
             watchdog: Duration::from_secs(60),
             bye: Duration::from_secs(5),
             error_grace: Duration::from_millis(200),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import signal
 import statistics
 import sys
@@ -24,7 +23,15 @@ import msgspec
 import psutil
 from plait.bench.result_file import Row, commit, machine, versions
 from plait.nodes.key_files import write_new_keys
-from plait_testing.node_network import NodeNetwork, exhaust_memory, interrupt, wait_for_all, workers_of
+from plait_testing.node_network import (
+    NodeNetwork,
+    door,
+    exhaust_memory,
+    has_engine,
+    interrupt,
+    wait_for_all,
+    workers_of,
+)
 from plait_testing.running_server import Server, wait_until_ready
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "recall-mla"
@@ -32,10 +39,10 @@ FLAGS = ("--max-model-len", "1024", "--meet-timeout-seconds", "120")
 LAYOUTS = {"replicas": ("--dp", "2"), "spanning": ("--tp", "2")}
 LAUNCHERS_PORT, ENGINES_PORT = 7450, 7451
 GOAL_SECONDS = 10.0
-DOOR = re.compile(r"^\[node (\d+)\] Plait is ready: (\S+)", re.MULTILINE)
-"""Each engine's own ready line in the combined log."""
 Fault = Callable[[NodeNetwork, list[Server]], object]
 
+FROZEN = "a rank of node 1 is frozen"
+"""Noticed by its heartbeats where its engine is on another host; elsewhere by its step's deadline, after over a minute."""
 FAULTS: dict[str, tuple[Fault, list[int]]] = {
     "a rank of node 1 is killed": (lambda _, nodes: workers_of(nodes[1])[0].kill(), [5, 5]),
     "node 1 is cut off": (lambda network, _: network.cut_off(1), [5, 5]),
@@ -45,6 +52,7 @@ FAULTS: dict[str, tuple[Fault, list[int]]] = {
     "Ctrl-C on node 1": (lambda _, nodes: interrupt(nodes[1]), [0, 0]),
     "Ctrl-C on the head": (lambda _, nodes: interrupt(nodes[0]), [0, 0]),
     "a rank of node 1 has no memory": (lambda network, nodes: starve(network, nodes), [3, 3]),
+    FROZEN: (lambda _, nodes: workers_of(nodes[1])[0].suspend(), [5, 5]),
     "the launchers' link is half open": (lambda network, _: network.drop_port(1, LAUNCHERS_PORT), [5, 5]),
     "the engines' or ranks' link is half open": (lambda network, _: network.drop_port(1, ENGINES_PORT), [5, 5]),
     "the head's terminal is lost": (lambda _, nodes: nodes[0].process.send_signal(signal.SIGHUP), [0, 0]),
@@ -55,9 +63,8 @@ FAULTS: dict[str, tuple[Fault, list[int]]] = {
 def starve(network: NodeNetwork, nodes: list[Server]) -> None:
     """Take memory from a rank of node 1, and have it compute."""
     exhaust_memory(workers_of(nodes[1])[0])
-    doors = dict(DOOR.findall(nodes[0].errors))
-    node = max(map(int, doors))
-    network.try_recall(node, doors[str(node)], MODEL.name)
+    node = 1 if has_engine(nodes[1]) else 0
+    network.try_recall(node, door(nodes[0], node), MODEL.name)
 
 
 def says_cause_last(node: Server) -> bool:
@@ -110,7 +117,10 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), metavar="LAYOUT")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    rows = [row for layout in args.layouts for row in measure(layout, args.faults, args.runs)]
+    measured = {
+        layout: [name for name in args.faults if (layout, name) != ("replicas", FROZEN)] for layout in args.layouts
+    }
+    rows = [row for layout, names in measured.items() for row in measure(layout, names, args.runs)]
     result = {
         "commit": commit(),
         "command": " ".join(["python", "tests/bench/launch/launch_times.py", *sys.argv[1:]]),

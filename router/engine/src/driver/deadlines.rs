@@ -36,10 +36,12 @@ impl EventLoop {
         let stuck = serving.oldest_deadline();
         let given_up = stuck.map(|deadline| self.abandon_deadline(deadline));
         let late = self.heartbeat_deadline();
+        let silent = self.quietest_remote_rank().map(|(_, deadline)| deadline);
         stuck
             .into_iter()
             .chain(given_up)
             .chain(late)
+            .chain(silent)
             .filter(|deadline| *deadline > self.checked_at)
             .min()
     }
@@ -125,6 +127,16 @@ impl EventLoop {
         Some(Micros(earliest.0 + micros(self.timeouts.heartbeat)))
     }
 
+    /// The rank on another host that was heard of least recently, and when it counts as lost. A pause of this process
+    /// may have been one of its host too.
+    fn quietest_remote_rank(&self) -> Option<(u32, Micros)> {
+        let heard = self.ranks.iter().zip(&self.last_heard);
+        let remote = heard.filter(|(rank, _)| self.driver.link.is_remote(*rank));
+        let (rank, heard) = remote.min_by_key(|(_, heard)| **heard)?;
+        let from = (*heard).max(self.resumed_at).0;
+        Some((rank, Micros(from + micros(self.timeouts.remote_silence))))
+    }
+
     pub(super) fn check_deadlines(&mut self) {
         let now = self.checked_at;
         if let Some(lost) = self.lost.take_if(|lost| lost.deadline <= now) {
@@ -149,8 +161,23 @@ impl EventLoop {
             {
                 self.fail(ExitCode::RankLost, self.abandon_reason());
             }
-            Stage::Serving(serving) => self.report_health(serving, now),
+            Stage::Serving(serving) => {
+                self.report_health(serving, now);
+                self.lose_silent_rank(now);
+            }
             _ => {}
+        }
+    }
+
+    fn lose_silent_rank(&mut self, now: Micros) {
+        if let Some((rank, _)) = self
+            .quietest_remote_rank()
+            .filter(|(_, deadline)| *deadline <= now)
+        {
+            let seconds = self.timeouts.remote_silence.as_secs_f64();
+            let reason =
+                format!("no heartbeat for {seconds} s: its process is stopped, or its host");
+            self.lose_rank(rank, &reason);
         }
     }
 

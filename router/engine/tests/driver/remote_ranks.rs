@@ -1,5 +1,8 @@
 //! Ranks on other hosts: TCP with CURVE, each key as its own ranks, and a closed link that counts as the rank's end.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use plait_engine::Timeouts;
 use plait_proto::Heartbeat;
 use serde_json::json;
@@ -18,6 +21,7 @@ struct Hosts {
 }
 
 impl Hosts {
+    /// No rank sends heartbeats, and the engine's clock stands still.
     fn start() -> Self {
         let server = CurveKeyPair::new().unwrap();
         let keys = [(); 3].map(|()| keys(&server));
@@ -29,8 +33,8 @@ impl Hosts {
             "endpoints": ["tcp://127.0.0.1:*"], "secret": z85_encode(&server.secret_key).unwrap(), "allowed": allowed,
         });
         let change = json!({"num_ranks": 3, "remote_workers": remote});
-        let mut harness = Harness::alone(&change, Timeouts::default());
-        harness.dial(|rank| rank.world = 3);
+        let mut harness = Harness::on_clock(&change, Timeouts::default(), &Arc::default());
+        harness.dial(|rank| (rank.world, rank.heartbeats) = (3, false));
         Self { harness, keys }
     }
 
@@ -41,6 +45,7 @@ impl Hosts {
         self.harness.dial_at(&endpoint, |behavior| {
             (behavior.rank, behavior.world, behavior.answers) = (rank, 3, false);
             behavior.fault = Default::default();
+            behavior.heartbeats = false;
             behavior.keys = Some(keys);
         });
     }
@@ -137,6 +142,25 @@ fn a_closed_link_counts_as_the_end_of_its_rank() {
     let reason = status["reason"].as_str().unwrap();
     assert!(
         reason.contains("rank 2 was lost: its link was closed"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn a_rank_on_another_host_that_falls_silent_is_lost() {
+    let mut all = Hosts::ready();
+    all.harness.advance(Duration::from_millis(1600));
+    all.harness
+        .wait_until("a rank is late", |harness| harness.status()["late"] == true);
+    all.harness.advance(Duration::from_millis(4300));
+    assert_eq!(all.harness.status()["phase"], "ready");
+    all.harness.advance(Duration::from_millis(100));
+    all.harness.wait_for_phase("failed");
+    let status = all.harness.status();
+    assert_eq!(status["exit_code"], 5);
+    let reason = status["reason"].as_str().unwrap();
+    assert!(
+        reason.contains("rank 1 was lost: no heartbeat for 6 s"),
         "{reason}"
     );
 }
