@@ -21,7 +21,7 @@ struct Hosts {
 }
 
 impl Hosts {
-    /// No rank sends heartbeats, and the engine's clock stands still.
+    /// No rank sends heartbeats, and only a test moves the engine's clock.
     fn start() -> Self {
         let server = CurveKeyPair::new().unwrap();
         let keys = [(); 3].map(|()| keys(&server));

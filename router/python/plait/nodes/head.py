@@ -361,10 +361,12 @@ class Head:
         return Cause(code=cause.code, reason=f"node {node} ({host}): {cause.reason}")
 
     def _is_blamed_node_silent(self) -> bool:
-        """Whether the only cause so far names another node that has said nothing: it may be cut off."""
+        """Whether the only cause so far names another node that has stopped talking: it may be cut off."""
         node, cause = self._causes.root()
         blamed = self._causes.blamed_node(cause, node)
-        return blamed is not None and blamed in self._peers and blamed not in self._causes
+        if blamed is None or blamed not in self._peers or blamed in self._causes:
+            return False
+        return time.monotonic() - self._peers[blamed].heard > SETTLE_SECONDS
 
     def _find_failures(self) -> bool:
         """Note new failures; whether there are any."""
