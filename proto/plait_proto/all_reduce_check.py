@@ -23,8 +23,6 @@ class Reduced(msgspec.Struct, frozen=True, kw_only=True):
     """Of the tensor."""
     seconds: float = 0.0
     """Of one all-reduce, the median."""
-    without_peer_access: tuple[tuple[int, int], ...] = ()
-    """Pairs of this node's GPUs that do not open each other's memory."""
 
 
 encode_line = msgspec.json.encode

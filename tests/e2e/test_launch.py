@@ -73,7 +73,7 @@ def test_two_nodes_answer_through_the_heads_door_and_a_killed_rank_ends_both(
     network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
 ) -> None:
     nodes = begin(network, tmp_path, check_models, keys)
-    assert [line.split()[3:] for line in nodes[0].lines if line.startswith(("  0 ", "  1 "))] == [["ok"] * 12] * 2
+    assert [line.split()[3:] for line in nodes[0].lines if line.startswith(("  0 ", "  1 "))] == [["ok"] * 13] * 2
     assert network.wrong_recall(0, nodes[0].url, "recall-mla", 4, 512) == []
     everything = processes_of(nodes)
     assert len(everything) == 2 * 4

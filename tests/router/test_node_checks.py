@@ -52,7 +52,7 @@ def find(other: Facts, clock: float = 0.0, problem: str | None = None) -> list[F
 def test_nodes_that_are_alike_pass() -> None:
     assert find(changed()) == []
     assert first_cause([FACTS, changed()], []) is None
-    assert [line.split()[3:] for line in table_lines([FACTS, changed()], [])][1:] == [["ok"] * 12] * 2
+    assert [line.split()[3:] for line in table_lines([FACTS, changed()], [])][1:] == [["ok"] * 13] * 2
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,7 @@ def test_nodes_that_are_alike_pass() -> None:
         ({"gpus": (msgspec.structs.replace(GPU, name="H100"),) * 2}, "gpus", 3, "H100, node 0 has H200"),
         ({"gpus": (msgspec.structs.replace(GPU, driver="560"),) * 2}, "gpus", None, "driver 560, node 0 has 570"),
         ({"gpus": (GPU, msgspec.structs.replace(GPU, free_bytes=1 << 20))}, "memory", 3, "of memory of a GPU are free"),
+        ({"without_peer_access": ((0, 1),)}, "peers", None, "GPUs 0 and 1 cannot read each other's memory"),
         ({"shm_bytes": 64 << 20}, "shm", None, "/dev/shm has 64 MiB"),
         ({"memlock_bytes": 64 << 10}, "memlock", None, "64 KiB may be locked"),
         ({"open_files": 1024}, "files", 3, "1024 open files at most"),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from plait.nvidia import gpu_memory_bytes, smallest_memory_bytes
+from plait.nvidia import gpu_memory_bytes, pairs_without_peer_access, read_peer_table, smallest_memory_bytes
 
 LARGE, SMALL, SLICED = "GPU-1a2b, 143771, Disabled", "GPU-1c3d, 24564, [N/A]", "GPU-7e8f, 143771, Enabled"
 
@@ -49,3 +49,29 @@ def test_the_command_is_asked(
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert gpu_memory_bytes("GPU-1a2b") == (None if mebibytes is None else mebibytes << 20)
+
+
+PEERS = """ \tGPU0\tGPU1\tGPU2\t
+ GPU0\tX\tOK\tNS\t
+ GPU1\tOK\tX\tOK\t
+ GPU2\tNS\tOK\tX\t
+
+Legend:
+
+  X    = Self
+  OK   = Status Ok
+  NS   = Not supported
+"""
+
+
+@pytest.mark.parametrize(("gpus", "pairs"), [([0, 1, 2], [(0, 2)]), ([0, 1], []), ([2], []), ([0, 9], [])])
+def test_gpus_that_do_not_reach_each_other_are_read_from_the_matrix(
+    gpus: list[int], pairs: list[tuple[int, int]]
+) -> None:
+    assert list(read_peer_table(PEERS, gpus)) == pairs
+    assert list(read_peer_table("\x1b[4mGPU0\n no table", gpus)) == []
+
+
+def test_without_the_command_no_pair_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert pairs_without_peer_access([0, 1]) == []

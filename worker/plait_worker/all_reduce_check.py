@@ -74,12 +74,7 @@ def reduce(node: int, num_nodes: int, seconds: float, *, on_gpu: bool) -> Reduce
         times = [_timed(ones.clone(), device) for _ in range(NUM_ROUNDS)]
     except (RuntimeError, ValueError) as error:
         return Reduced(problem=first_line(error), backend=backend)
-    return Reduced(
-        backend=backend,
-        num_bytes=NUM_BYTES,
-        seconds=statistics.median(times[1:]),
-        without_peer_access=_without_peer_access() if on_gpu else (),
-    )
+    return Reduced(backend=backend, num_bytes=NUM_BYTES, seconds=statistics.median(times[1:]))
 
 
 def _timed(tensor: torch.Tensor, device: torch.device) -> float:
@@ -88,12 +83,6 @@ def _timed(tensor: torch.Tensor, device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - began
-
-
-def _without_peer_access() -> tuple[tuple[int, int], ...]:
-    gpus = range(torch.cuda.device_count())
-    pairs = ((own, other) for own in gpus for other in gpus if own != other)
-    return tuple(pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair))
 
 
 def _give_up(seconds: float) -> None:

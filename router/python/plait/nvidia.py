@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path("/")
@@ -52,6 +53,28 @@ def visible_lines(listed: str, visible_devices: str | None) -> list[list[str]]:
     """The fields of nvidia-smi's lines, which begin with the UUID, of the visible GPUs."""
     gpus = [line.split(", ") for line in listed.splitlines()]
     return gpus if visible_devices is None else list(_visible(gpus, visible_devices.split(",")))
+
+
+def pairs_without_peer_access(gpus: Sequence[int]) -> list[tuple[int, int]]:
+    """Pairs of these GPUs that cannot read each other's memory, as `nvidia-smi` reports; none without that command."""
+    command = ["nvidia-smi", "topo", "-p2p", "r"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return list(read_peer_table(done.stdout, gpus))
+
+
+def read_peer_table(table: str, gpus: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Pairs of `gpus` without access in nvidia-smi's matrix: a line `GPU0 X OK ...` for each GPU."""
+    rows = [line.split() for line in table.splitlines()]
+    cells = {
+        int(row[0][3:]): row[1:] for row in rows if len(row) > 1 and row[0][3:].isdecimal() and row[1][:3] != "GPU"
+    }
+    for first, second in itertools.combinations(gpus, 2):
+        row = cells.get(first, [])
+        if second < len(row) and row[second] != "OK":
+            yield first, second
 
 
 def _visible(gpus: list[list[str]], words: list[str]) -> Iterator[list[str]]:

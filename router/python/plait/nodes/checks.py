@@ -20,6 +20,7 @@ CHECKS = (
     "settings",
     "model",
     "gpus",
+    "peers",
     "memory",
     "shm",
     "memlock",
@@ -54,6 +55,7 @@ def find_faults(nodes: Sequence[Facts], layout: Layout, clocks: Mapping[int, flo
         found += _of_settings(facts, nodes[0])
         found += _of_model(facts, nodes[0])
         found += _of_gpus(facts, nodes[0], layout)
+        found += _of_peers(facts)
         found += _of_memory(facts, layout)
         found += _of_limits(facts, layout)
         found += _of_clock(facts.node, clocks.get(facts.node, 0.0))
@@ -133,6 +135,14 @@ def _of_gpus(facts: Facts, head: Facts, layout: Layout) -> Iterator[Finding]:
         yield _fault(facts, "gpus", text, None)
 
 
+def _of_peers(facts: Facts) -> Iterator[Finding]:
+    if pairs := facts.machine.without_peer_access:
+        names = ", ".join(f"{first} and {second}" for first, second in pairs[:4])
+        more = f", {len(pairs) - 4} more pairs" if len(pairs) > 4 else ""
+        text = f"GPUs {names}{more} cannot read each other's memory, NCCL goes by the host; see nvidia-smi topo -p2p r"
+        yield _fault(facts, "peers", text, None)
+
+
 def _of_memory(facts: Facts, layout: Layout) -> Iterator[Finding]:
     """Fails where the weights alone do not fit."""
     copies = (1 if layout.dp_attention else layout.dp) / layout.num_nodes
@@ -185,10 +195,6 @@ def find_reduce_faults(reduced: Mapping[int, Reduced]) -> Iterator[Finding]:
                 "that leads to the head, or name another with GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
             )
             yield Finding(node=node, check="reduce", text=text, code=ExitCode.RANK_LOST)
-        if one.without_peer_access:
-            pairs = ", ".join(f"{own} and {other}" for own, other in one.without_peer_access[:4])
-            text = f"GPUs {pairs} do not open each other's memory, NCCL copies by the host; see nvidia-smi topo -p2p r"
-            yield Finding(node=node, check="reduce", text=text, code=None)
 
 
 def describe_reduced(reduced: Reduced) -> str:

@@ -84,6 +84,7 @@ def _values(facts: Facts) -> dict[str, str]:
         "model": f"{facts.model.path}: {len(facts.model.files)} files, {facts.model.num_bytes / 1e9:.2f} GB",
         "gpus": ", ".join(f"{gpu.name} ({gpu.free_bytes / 1e9:.0f} GB free)" for gpu in machine.gpus)
         or "none: ranks compute on CPUs",
+        "peers": "none to ask" if len(machine.gpus) < 2 else "no pair of GPUs lacks access",
         "memory": f"{machine.free_bytes / 1e9:.1f} GB free",
         "shm": f"/dev/shm has {machine.shm_bytes / 1e9:.1f} GB",
         "memlock": f"{memlock} may be locked",

@@ -22,7 +22,7 @@ from plait.model_files import find_model
 from plait.nodes.messages import Facts, Gpu, Machine, ModelFiles, Versions
 from plait.nodes.place import with_port
 from plait.nodes.settings import LaunchSettings
-from plait.nvidia import NVIDIA_SMI_SECONDS, visible_lines
+from plait.nvidia import NVIDIA_SMI_SECONDS, pairs_without_peer_access, visible_lines
 from plait.shared_memory import shm_bytes
 
 MEMORY = Path("/proc/meminfo")
@@ -110,12 +110,15 @@ def _missing_shard(path: Path, names: set[str]) -> str:
 
 def find_gpus(visible_devices: str | None) -> tuple[Gpu, ...]:
     """The GPUs that `CUDA_VISIBLE_DEVICES` leaves; none without `nvidia-smi`."""
-    query = "--query-gpu=uuid,name,driver_version,memory.free"
+    query = "--query-gpu=uuid,name,driver_version,memory.free,index"
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True)
         lines = visible_lines(done.stdout, visible_devices)
-        return tuple(Gpu(name=name, driver=driver, free_bytes=int(free) << 20) for _, name, driver, free in lines)
+        return tuple(
+            Gpu(name=name, driver=driver, free_bytes=int(free) << 20, index=int(index))
+            for _, name, driver, free, index in lines
+        )
     except (OSError, ValueError, subprocess.SubprocessError):
         return ()
 
@@ -124,6 +127,7 @@ def _machine(gpus: tuple[Gpu, ...], ports: Sequence[tuple[str, int]]) -> Machine
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     return Machine(
         gpus=gpus,
+        without_peer_access=tuple(pairs_without_peer_access([gpu.index for gpu in gpus]) if len(gpus) > 1 else ()),
         free_bytes=_free_memory(),
         shm_bytes=shm_bytes(),
         memlock_bytes=None if memlock == resource.RLIM_INFINITY else memlock,

@@ -36,12 +36,16 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     driver: str
     free_bytes: int
+    index: int = 0
+    """As nvidia-smi counts."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """What a node has."""
 
     gpus: tuple[Gpu, ...]
+    without_peer_access: tuple[tuple[int, int], ...] = ()
+    """Pairs of them that cannot read each other's memory."""
     free_bytes: int
     """Of memory."""
     shm_bytes: int
