@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -19,7 +19,6 @@ import psutil
 from plait_testing.running_server import READY, Server
 
 TESTS = Path(__file__).resolve().parent.parent
-_NUMBERS = itertools.count()
 _NAMES = Path("/etc/netns")
 """`ip netns exec` mounts the files of a namespace's folder over those of /etc."""
 
@@ -43,7 +42,8 @@ class NodeNetwork:
 
     def __init__(self, num_nodes: int, *, has_ipv6: bool = False) -> None:
         self._has_ipv6 = has_ipv6
-        self._name = f"plait{os.getpid()}-{next(_NUMBERS)}"
+        # A run that was killed leaves its namespaces behind, and its process's number to another.
+        self._name = f"plait{os.getpid()}-{secrets.token_hex(4)}"
         self._switch = f"{self._name}-switch"
         self.num_nodes = num_nodes
         self._started: list[Server] = []
