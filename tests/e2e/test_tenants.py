@@ -52,8 +52,9 @@ class Shared:
         return self.server.url
 
     def prefills(self) -> list[int]:
-        """Prompt tokens of each step that had some, in order."""
-        steps = map(json.loads, self.trace.read_text().splitlines())
+        """Prompt tokens of each step that had some, in order; a line without its end is still being written."""
+        whole_lines, _, _ = self.trace.read_text().rpartition("\n")
+        steps = map(json.loads, whole_lines.splitlines())
         return [step["prefill_tokens"] for step in steps if step["prefill_tokens"]]
 
 
