@@ -18,7 +18,7 @@ def test_a_fit_machine_is_said_to_be(check_models: Path, capsys: pytest.CaptureF
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "This machine is fit to serve"
     assert {line.split()[0] for line in lines[:-1] if line.split()[1] in ("ok", "note")} == {
-        *("version", "model", "gpus", "memory", "shm", "memlock", "files", "ports")
+        *("version", "model", "gpus", "peers", "memory", "shm", "memlock", "files", "ports")
     }
 
 
