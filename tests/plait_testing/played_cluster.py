@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from plait_testing import budgets
 from plait_testing.control_plane import ControlPlane, missing_tool, wait_for
 from plait_testing.mini_kubelet import MiniKubelet
 from plait_testing.node_network import NodeNetwork, reason_without_namespaces
-from plait_testing.service_load import KEY
+from plait_testing.service_load import KEY, Load, load
 from plait_testing.service_network import ServiceNetwork
 
 TOOLS = Path(os.environ.get("PLAIT_CLUSTER_TOOLS", budgets.ROOT / "build" / "cluster"))
@@ -43,6 +44,10 @@ class Cluster:
     def ready(self) -> list[str]:
         """Addresses behind the Service."""
         return self.services.ready.get("plait", [])
+
+    def load(self, clients: int = 2, num_tokens: int = 64) -> AbstractContextManager[Load]:
+        """Clients that ask the Service until the block ends."""
+        return load(self.network, self.url, lambda: bool(self.ready()), clients=clients, num_tokens=num_tokens)
 
     def serves(self, num_pods: int) -> bool:
         """Whether all pods are ready, and so many that answer HTTP are behind the Service, and no others."""

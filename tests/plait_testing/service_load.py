@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import httpx
@@ -14,6 +15,7 @@ from plait_testing.node_network import NodeNetwork
 from plait_testing.service_network import CLIENTS
 
 KEY = "sk-test-of-the-chart-0123456789abcdef"
+_AGAIN_SECONDS = 0.2
 
 
 @dataclass
@@ -21,8 +23,12 @@ class Load:
     """One after the other, a connection for each request."""
 
     url: str
+    has_pods: Callable[[], bool]
+    """Whether any pod is behind the Service: on an overloaded machine all may be unready for a moment."""
     num_tokens: int = 64
     answered: int = 0
+    num_refused: int = 0
+    """Without a pod behind the Service; such a client asks again."""
     failed: list[str] = field(default_factory=list)
     asked_to_end: threading.Event = field(default_factory=threading.Event)
 
@@ -36,6 +42,13 @@ class Load:
         headers = {"Authorization": f"Bearer {KEY}"}
         try:
             done = httpx.post(f"{self.url}/v1/completions", json=body, headers=headers, timeout=60, trust_env=False)
+        except httpx.ConnectError as error:
+            if self.has_pods():
+                self.failed.append(repr(error))
+            else:
+                self.num_refused += 1
+                time.sleep(_AGAIN_SECONDS)
+            return
         except httpx.TransportError as error:
             self.failed.append(repr(error))
             return
@@ -46,9 +59,11 @@ class Load:
 
 
 @contextlib.contextmanager
-def load(network: NodeNetwork, url: str, *, clients: int = 2, num_tokens: int = 64) -> Iterator[Load]:
+def load(
+    network: NodeNetwork, url: str, has_pods: Callable[[], bool], *, clients: int = 2, num_tokens: int = 64
+) -> Iterator[Load]:
     """So many clients until the block ends; their counts are final after it."""
-    both = Load(url, num_tokens)
+    both = Load(url, has_pods, num_tokens)
     threads = [threading.Thread(target=both.run, args=(network,)) for _ in range(clients)]
     for thread in threads:
         thread.start()

@@ -18,7 +18,7 @@ from plait_testing.metrics_adapter import metrics_adapter
 from plait_testing.mini_kubelet import Pod, enter_network
 from plait_testing.played_cluster import TOOLS, Cluster, add_arguments, golden, played_cluster, reason_without_cluster
 from plait_testing.recording import Record
-from plait_testing.service_load import KEY, load
+from plait_testing.service_load import KEY
 from plait_testing.service_network import CLIENTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.acceptance("cluster")]
@@ -62,7 +62,7 @@ def is_rolled_out(plane: ControlPlane) -> bool:
 def test_an_upgrade_under_load_fails_no_request(cluster: Cluster, record: Record) -> None:
     kubelet = cluster.kubelet
     before, started = set(kubelet.pods), time.monotonic()
-    with load(cluster.network, cluster.url) as asked:
+    with cluster.load() as asked:
         apply_servers(cluster.plane, "--max-seqs=8")
         cluster.wait_for(lambda: is_rolled_out(cluster.plane), "the upgrade")
         cluster.wait_for(lambda: not before & set(kubelet.pods), "the end of the old pods")
@@ -79,7 +79,7 @@ def test_an_upgrade_under_load_fails_no_request(cluster: Cluster, record: Record
 
 def test_a_deleted_pod_drains_and_another_takes_its_place(cluster: Cluster, record: Record) -> None:
     gone = next(iter(cluster.kubelet.pods.values()))
-    with load(cluster.network, cluster.url) as asked:
+    with cluster.load() as asked:
         cluster.plane.kubectl("delete", "pod", gone.name, "--wait=false")
         cluster.wait_for(lambda: gone in cluster.kubelet.ended and cluster.serves(2), "a new pod")
     record("a pod of two is deleted under load", "num_answered", "requests", asked.answered)
@@ -104,7 +104,7 @@ def test_the_autoscaler_follows_the_queue(cluster: Cluster, tmp_path: Path, reco
     cluster.wait_for(lambda: is_rolled_out(cluster.plane), "servers of two requests at a time")
     with metrics_adapter(cluster.plane, tmp_path, [WAITING], lambda metric: metric_of_pods(cluster, metric)):
         started = time.monotonic()
-        with load(cluster.network, cluster.url, clients=16, num_tokens=128) as asked:
+        with cluster.load(clients=16, num_tokens=128) as asked:
             cluster.wait_for(lambda: desired(cluster) == 3, "the autoscaler's word")
             decided = time.monotonic() - started
             waiting = current(cluster)
