@@ -138,6 +138,26 @@ def test_nodes_that_share_experts_answer_through_each_door(num_nodes: int, tmp_p
 
 
 @pytest.mark.slow
+def test_a_replica_may_have_no_rank_beside_its_engine(tmp_path: Path, check_models: Path) -> None:
+    """Replica 0 has ranks on nodes 0 and 1, replica 1 on nodes 2 and 3."""
+    if reason := reason_without_namespaces():
+        pytest.skip(reason)
+    write_new_keys(tmp_path / "keys", 4)
+    flags = ("--tp", "2", "--dp", "2", "--max-model-len", "1024")
+    with NodeNetwork(4) as network:
+        nodes = network.launch_all(tmp_path, check_models / "recall-mla", tmp_path / "keys", *flags)
+        wait_until_ready(nodes[0])
+        assert nodes[0].url, nodes[0].errors
+        assert [len(workers_of(one)) for one in nodes] == [1] * 4
+        assert network.wrong_recall(0, nodes[0].url, "recall-mla", 8, 512) == []
+        interrupt(nodes[2])
+        assert wait_for_all(nodes, END_SECONDS) == [0] * 4
+        steps = re.findall(r"drained: Totals\(num_steps=(\d+)", nodes[0].errors)
+        assert steps, nodes[0].errors
+        assert min(map(int, steps)) > 2, "both replicas computed more than the warm-up"
+
+
+@pytest.mark.slow
 def test_nodes_meet_over_ipv6(tmp_path: Path, check_models: Path, keys: Path) -> None:
     if reason := reason_without_namespaces():
         pytest.skip(reason)
@@ -386,12 +406,13 @@ def test_a_full_disk_for_logs_ends_nothing(
 
 
 @pytest.mark.slow
+@both_layouts
 def test_a_lost_rank_starts_all_again_as_far_as_the_budget_goes(
-    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path, layout: tuple[str, ...]
 ) -> None:
     file = tmp_path / "restarts"
     flags = ("--restart", "group", "--restart-budget", "1", "--restart-file", str(file), "--combined-log")
-    nodes = begin(network, tmp_path, check_models, keys, *flags, str(tmp_path / "combined.log"))
+    nodes = begin(network, tmp_path, check_models, keys, *flags, str(tmp_path / "combined.log"), layout=layout)
     for kills in (1, 2):
         if kills == 2:
             assert nodes[0].process.stdout is not None
