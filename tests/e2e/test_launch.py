@@ -219,7 +219,7 @@ def test_a_node_that_is_cut_off_ends_both_and_each_names_the_other(
 
 @pytest.mark.slow
 @both_layouts
-@pytest.mark.parametrize("cut_while", ["meet", "load"])
+@pytest.mark.parametrize("cut_while", ["meet", "preflight", "load"])
 def test_a_node_that_is_cut_off_before_all_are_ready_ends_both(
     cut_while: str, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path, layout: tuple[str, ...]
 ) -> None:
@@ -227,8 +227,9 @@ def test_a_node_that_is_cut_off_before_all_are_ready_ends_both(
         network.cut_off(1)
     flags = (*layout, "--meet-timeout-seconds", "5")
     nodes = network.launch_all(tmp_path, check_models / "recall-mla", keys, *flags)
-    if cut_while == "load":
-        nodes[1].read_line("Preflight passed")
+    if cut_while != "meet":
+        node, line = (0, "Node 1 is") if cut_while == "preflight" else (1, "Preflight passed")
+        nodes[node].read_line(line)
         network.cut_off(1)
     assert wait_for_all(nodes, 5 + END_SECONDS) == [5, 5]
     ranks = "ranks 2 to 3" if layout is LAYOUT else "rank 1"

@@ -32,6 +32,9 @@ def test_a_node_cannot_fill_the_heads_memory() -> None:
     store = CheckStore()
     replies = [ask(store, 1, StoreOperation.SET, str(number), b"")[0].value for number in range(5000)]
     assert replies.count(None) == 5000 - 4096
+    assert ask(CheckStore(), 1, StoreOperation.SET, "large", bytes(40_000))[0].value is None
+    waiting = CheckStore()
+    assert sum(len(ask(waiting, 1, StoreOperation.GET, str(number))) for number in range(5000)) == 5000 - 4096
 
 
 def test_an_all_reduce_that_failed_is_named_with_what_to_open() -> None:

@@ -20,6 +20,9 @@ from plait.nodes.plan import LaunchPlan
 SECONDS = 30.0
 """Until it is given up. Most of it is the import of torch from a cold disk."""
 MAX_KEYS = 4096
+"""Of the store, and requests that wait."""
+MAX_VALUE_BYTES = 32 << 10
+"""As in the engine's store."""
 
 
 class AllReduceCheck:
@@ -83,9 +86,10 @@ class CheckStore:
 
     def ask(self, request: StoreRequest) -> Iterator[StoreReply]:
         """The replies that are due now, to whichever nodes wait for them; `rank` is the node."""
+        if len(request.value) > MAX_VALUE_BYTES or max(len(self._values), len(self._waiting)) >= MAX_KEYS:
+            yield _reply(request, None)
+            return
         match request.operation:
-            case StoreOperation.SET | StoreOperation.ADD if len(self._values) >= MAX_KEYS:
-                yield _reply(request, None)
             case StoreOperation.SET:
                 self._values[request.key] = request.value
                 yield _reply(request, b"")
