@@ -19,7 +19,7 @@ from plait_testing.metrics import read_metrics
 from plait_testing.model_mistakes import mistakes_of_the_engine
 from plait_testing.recording import Record
 from plait_testing.replica_hits import ask_about_one_table
-from plait_testing.running_server import Server, StartServer, wait_until_ready
+from plait_testing.running_server import START_SECONDS, Server, StartServer, wait_until_ready
 from plait_testing.slow_steps import SlowSteps
 
 CONTEXT = 2048
@@ -191,7 +191,7 @@ def test_a_lost_rank_ends_all_replicas_of_its_engine(
 
 def wait_for_meeting(folder: Path) -> None:
     """Until engine 0 listens: of one that ends before, it would never hear."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + START_SECONDS
     while not (folder / "group" / "votes").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -199,7 +199,7 @@ def wait_for_meeting(folder: Path) -> None:
 
 def first_worker(running: Server) -> psutil.Process:
     """Once it is there."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + START_SECONDS
     while not (workers := running.workers()):
         assert time.monotonic() < deadline
         time.sleep(0.05)

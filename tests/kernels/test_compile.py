@@ -41,7 +41,7 @@ def compile_in(room: Path, refused: str | None) -> subprocess.CompletedProcess[s
         compiler.chmod(stat.S_IRWXU)
     environment = {**os.environ, "CXX": str(compiler)}
     command = [sys.executable, str(room / "compile_native.py")]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
 
 
 def built_in(room: Path) -> set[str]:

@@ -108,7 +108,7 @@ class EngineSide:
 
     def ending(self) -> tuple[int, str]:
         """Wait for rank 0 to end: its exit code and standard error."""
-        _, errors = self.processes[0].communicate(timeout=60)
+        _, errors = self.processes[0].communicate(timeout=180)
         return self.processes[0].returncode, errors
 
     def failure(self) -> tuple[Fail, int, str]:

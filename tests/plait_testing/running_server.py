@@ -19,7 +19,7 @@ import psutil
 
 READY = "Plait is ready: "
 START_SECONDS = 180.0
-STOP_SECONDS = 60.0
+STOP_SECONDS = 180.0
 
 
 StartServer = Callable[..., "Server"]

@@ -70,7 +70,7 @@ def run_in_little_room(engine: EngineSide, model: Path) -> tuple[Fail, int, str]
     config.write_bytes(encode_config(config_for(model, engine.folder, load_format="dummy")))
     words = ["--connect", engine.endpoint, "--rank", "0", "--config", str(config)]
     command = [sys.executable, "-c", RUN_IN_LITTLE_ROOM, *words]
-    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=180, check=False)
     return engine.expect(Fail), ended.returncode, ended.stderr
 
 

@@ -157,7 +157,7 @@ def test_a_drain_instead_of_a_welcome_is_an_end_on_every_rank(engine: EngineSide
     for rank in (1, 0):
         engine.send(Drain(), rank)
     assert {engine.expect(Bye).rank, engine.expect(Bye).rank} == {0, 1}
-    assert [process.wait(timeout=60) for process in engine.processes] == [0, 0]
+    assert [process.wait(timeout=180) for process in engine.processes] == [0, 0]
 
 
 def test_a_plan_that_cannot_be_decoded_ends_the_worker_with_the_reason(engine: EngineSide, tiny: Path) -> None:
@@ -193,7 +193,7 @@ def test_sigterm_ends_a_worker_at_once(engine: EngineSide, tiny: Path) -> None:
 
 def test_a_worker_whose_parent_was_gone_before_it_began_ends(engine: EngineSide, tiny: Path) -> None:
     process = engine.start(config_for(tiny, engine.folder), "--parent", str(os.getppid()))
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=180)
     assert process.returncode == ExitCode.RANK_LOST
     assert f"process {os.getppid()}, which started this one, is gone" in errors
 
@@ -221,7 +221,7 @@ def is_readable_within(descriptor: int, seconds: float) -> bool:
 
 def test_a_missing_configuration_file_is_a_settings_error(engine: EngineSide) -> None:
     words = [sys.executable, "-m", "plait_worker", "--connect", engine.endpoint, "--rank", "0", "--config", "/nowhere"]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=180, check=False)
     assert ended.returncode == ExitCode.SETTINGS
     assert "--config /nowhere" in ended.stderr.splitlines()[-1]
     assert engine.expect(Fail).code == ExitCode.SETTINGS
