@@ -22,8 +22,8 @@ from plait.nodes.key_files import NodeKeys
 from plait.nodes.messages import Cause, StartRanks
 from plait.nodes.plan import LaunchPlan
 
-KILL_SECONDS = 1.5
-"""From the order to end to SIGKILL: a rank that hears of its engine's end ends by itself within a second."""
+KILL_SECONDS = 0.5
+"""From SIGTERM, which ends a rank at once, to SIGKILL, for one that is stopped."""
 REPORTS_SECONDS = 0.5
 """From the first rank's end to the node's cause: a rank that only reports the loss of another may end first."""
 _LAST_LINE = re.compile(r".* ERROR rank \d+: (.*) \(exit code (\d+)\)")
