@@ -88,7 +88,10 @@ def run_once(fault: Fault, codes: list[int], layout: str) -> tuple[float, float,
         ended = wait_for_all(nodes, 60)
         _, running = psutil.wait_procs(left, timeout=60)
         seconds = time.monotonic() - began
-        return ready, seconds, ended == codes and not running and all(map(says_cause_last, nodes))
+        is_right = ended == codes and not running and all(map(says_cause_last, nodes))
+        if not is_right:
+            print(f"a wrong end, {ended}: {[one.last_line for one in nodes]}", flush=True)
+        return ready, seconds, is_right
 
 
 def measure(layout: str, names: list[str], num_runs: int) -> Iterator[Row]:
