@@ -103,7 +103,7 @@ impl CompileError {
             return Self::Empty(self::shown(reason));
         }
         if problem.contains("oneOf constraints are not supported") {
-            let what = "`oneOf`, whose options may hold together (`anyOf` is held),";
+            let what = "`oneOf`, whose options may hold together (`anyOf` is held)";
             return Self::unsupported(what, "");
         }
         if problem.contains("min/maxProperties only supported") {

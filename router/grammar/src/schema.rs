@@ -119,15 +119,25 @@ impl Walk<'_> {
         place: &str,
     ) -> Result<(), CompileError> {
         let mut dropped = Vec::new();
+        let mut patterns = Vec::new();
         for (keyword, value) in keywords.iter() {
             match decision(keyword, value, keywords, self.limits)? {
                 Decision::Held => {}
                 Decision::SaysNothing => dropped.push(keyword.clone()),
+                Decision::Pattern(pattern) => {
+                    dropped.push(keyword.clone());
+                    patterns.push(json!({"pattern": pattern}));
+                }
                 Decision::Refused(why) => return Err(CompileError::unsupported(why, place)),
             }
         }
         for keyword in dropped {
             keywords.shift_remove(&keyword);
+        }
+        if !patterns.is_empty()
+            && let Value::Array(all) = keywords.entry("allOf").or_insert(json!([]))
+        {
+            all.append(&mut patterns);
         }
         Ok(())
     }

@@ -9,17 +9,8 @@ use crate::limits::Limits;
 const LARGEST_NUMBER: f64 = 9_007_199_254_740_992.0;
 
 /// Formats that masks hold.
-const HELD_FORMATS: [&str; 10] = [
-    "date-time",
-    "time",
-    "date",
-    "duration",
-    "email",
-    "hostname",
-    "ipv4",
-    "ipv6",
-    "uri",
-    "uuid",
+const HELD_FORMATS: [&str; 7] = [
+    "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid",
 ];
 /// The specification's other formats. Unknown ones say nothing, as it says.
 const OTHER_FORMATS: [&str; 9] = [
@@ -34,12 +25,40 @@ const OTHER_FORMATS: [&str; 9] = [
     "uri-template",
 ];
 
+macro_rules! date {
+    () => {
+        concat!(
+            "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)",
+            "|02-(?:0[1-9]|1[0-9]|2[0-8]))",
+            "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
+        )
+    };
+}
+
+macro_rules! time {
+    () => {
+        concat!(
+            "(?:[01][0-9]|2[0-3])(?::[0-5][0-9]){2}(?:\\.[0-9]+)?",
+            "(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+        )
+    };
+}
+
+/// Formats that the library holds too loosely: it takes 29 February of every year, and a leap second at any time.
+const PATTERNS: [(&str, &str); 3] = [
+    ("date", concat!("^", date!(), "$")),
+    ("time", concat!("^", time!(), "$")),
+    ("date-time", concat!("^", date!(), "[tT]", time!(), "$")),
+];
+
 /// What becomes of a keyword.
 pub(crate) enum Decision {
     /// Masks hold it, or it is an annotation.
     Held,
     /// It changes nothing with this value.
     SaysNothing,
+    /// This pattern says the same.
+    Pattern(&'static str),
     /// Masks cannot hold it. The text says what.
     Refused(String),
 }
@@ -114,6 +133,9 @@ fn format(value: &Value, beside: &Map<String, Value>) -> Decision {
         Some(Value::Array(types)) => types.iter().any(|it| it == "string"),
         Some(one) => one == "string",
     };
+    if let Some((_, pattern)) = PATTERNS.iter().find(|(known, _)| *known == name) {
+        return Decision::Pattern(pattern);
+    }
     if HELD_FORMATS.contains(&name) {
         return Decision::Held;
     }
@@ -143,7 +165,7 @@ fn min_properties(value: &Value, beside: &Map<String, Value>) -> Decision {
 fn instance(keyword: &str, value: &Value) -> Decision {
     match value {
         Value::Number(number) if !number.as_f64().is_some_and(|it| it.abs() < LARGEST_NUMBER) => {
-            Decision::Refused(format!("`{keyword}` {number}, not below 2^53,"))
+            Decision::Refused(format!("`{keyword}` {number}, not below 2^53"))
         }
         Value::String(text) if text.chars().any(is_unspellable) => {
             Decision::Refused(format!("`{keyword}` with a control character"))

@@ -70,7 +70,7 @@ impl Tags {
             CompileError::Malformed(format!("a structural tag's JSON: {error}"))
         })?;
         if parsed.format.is_some() {
-            let what = "`format`, the newer form of structural tags (`structures` and `triggers` are held),";
+            let what = "`format`, the newer form of structural tags (`structures` and `triggers` are held)";
             return Err(CompileError::unsupported(what, ""));
         }
         let structures = parsed

@@ -173,3 +173,21 @@ fn required_calls_are_at_least_one_and_a_single_call_is_at_most_one() {
         assert_eq!(["", one, two].map(|text| takes(&grammar, text)), allowed);
     }
 }
+
+#[test]
+fn dates_and_times_are_those_of_the_calendar() {
+    let dates = grammar(&json(r#"{"type": "string", "format": "date"}"#));
+    for (date, is_one) in [
+        ("2024-02-29", true),
+        ("2000-02-29", true),
+        ("2023-02-29", false),
+        ("1900-02-29", false),
+        ("2023-04-31", false),
+        ("2023-12-31", true),
+    ] {
+        assert_eq!(takes(&dates, &format!("\"{date}\"")), is_one, "{date}");
+    }
+    let times = grammar(&json(r#"{"type": "string", "format": "date-time"}"#));
+    assert!(takes(&times, r#""2024-02-29T23:59:59.5+01:00""#));
+    assert!(!takes(&times, r#""2024-02-29T23:58:60Z""#));
+}
