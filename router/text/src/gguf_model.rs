@@ -8,7 +8,7 @@ use plait_proto::Family;
 use crate::error::ModelFilesError;
 use crate::gguf::{Gguf, Value};
 use crate::gguf_tokenizer::{TokenTable, build};
-use crate::model_files::{ModelFacts, TextFiles};
+use crate::model_files::{ModelFacts, TemplateSources, TextFiles};
 use crate::sampling::SamplingFields;
 use crate::template::SpecialTokens;
 
@@ -43,15 +43,19 @@ fn text_files(mut gguf: Gguf) -> Result<TextFiles, String> {
         pad: text_of("tokenizer.ggml.padding_token_id")?,
         unk: text_of("tokenizer.ggml.unknown_token_id")?,
     };
-    let template = match gguf.metadata.remove("tokenizer.chat_template") {
+    let mut template = |name: &str| match gguf.metadata.remove(name) {
         Some(Value::Text(template)) => Some(template),
         _ => None,
+    };
+    let templates = TemplateSources {
+        default: template("tokenizer.chat_template"),
+        tool_use: template("tokenizer.chat_template.tool_use"),
     };
     Ok(TextFiles {
         facts,
         tokenizer: build(&table)?,
         special,
-        template,
+        templates,
     })
 }
 

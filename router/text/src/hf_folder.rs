@@ -10,7 +10,9 @@ use serde_json::Value;
 use tokenizers::Tokenizer;
 
 use crate::error::ModelFilesError;
-use crate::model_files::{MAX_CONFIG_BYTES, ModelFacts, TextFiles, read_capped, read_text};
+use crate::model_files::{
+    MAX_CONFIG_BYTES, ModelFacts, TemplateSources, TextFiles, read_capped, read_text,
+};
 use crate::post_processor::add_bos_and_eos;
 use crate::sampling::{OutOfRange, SamplingFields};
 use crate::template::SpecialTokens;
@@ -108,8 +110,7 @@ pub(crate) fn read(folder: &Path) -> Result<TextFiles, ModelFilesError> {
             .defaults()
             .map_err(|problem| ModelFilesError::new(folder.join(GENERATION_CONFIG), problem))?,
     };
-    let file = read_text(&folder.join("chat_template.jinja"))?;
-    let template = file.or_else(|| settings.chat_template.and_then(Templates::default));
+    let templates = read_templates(folder, settings.chat_template)?;
     Ok(TextFiles {
         facts,
         tokenizer,
@@ -119,7 +120,24 @@ pub(crate) fn read(folder: &Path) -> Result<TextFiles, ModelFilesError> {
             pad: settings.pad_token.map(AddedText::content),
             unk: settings.unk_token.map(AddedText::content),
         },
-        template,
+        templates,
+    })
+}
+
+/// The folder's files, and what the tokenizer's configuration has for those that are not there.
+fn read_templates(
+    folder: &Path,
+    configured: Option<Templates>,
+) -> Result<TemplateSources, ModelFilesError> {
+    let default = read_text(&folder.join("chat_template.jinja"))?;
+    let tool_use = read_text(&folder.join("additional_chat_templates/tool_use.jinja"))?;
+    let mut configured = configured.map(Templates::sources).unwrap_or_default();
+    if default.is_some() && tool_use.is_none() {
+        configured.tool_use = None;
+    }
+    Ok(TemplateSources {
+        default: default.or(configured.default),
+        tool_use: tool_use.or(configured.tool_use),
     })
 }
 
@@ -232,13 +250,22 @@ impl AddedText {
 }
 
 impl Templates {
-    /// The template to use if the request names none.
-    fn default(self) -> Option<String> {
+    fn sources(self) -> TemplateSources {
         match self {
-            Self::One(template) => Some(template),
+            Self::One(template) => TemplateSources {
+                default: Some(template),
+                tool_use: None,
+            },
             Self::Named(named) => {
-                let default = named.into_iter().find(|it| it.name == "default");
-                default.map(|it| it.template)
+                let mut sources = TemplateSources::default();
+                for one in named {
+                    match one.name.as_str() {
+                        "default" => sources.default = Some(one.template),
+                        "tool_use" => sources.tool_use = Some(one.template),
+                        _ => {}
+                    }
+                }
+                sources
             }
         }
     }

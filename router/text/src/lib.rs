@@ -25,8 +25,10 @@ mod vocabulary;
 
 pub use detokenise::{TextStart, TextStyle};
 pub use error::ModelFilesError;
-pub use model::ModelText;
-pub use output_parser::{OutputParser, ParsedOutput, PassThrough};
+pub use model::{ChosenFormats, Formats, ModelText};
+pub use output_parser::{
+    CallIds, Emit, OutputParser, Parsed, Parsing, ReasoningFormat, ToolFormat, Tools,
+};
 pub use output_text::{OutputText, StopString};
 pub use sampling::{OutOfRange, Penalties, SamplingFields};
 pub use template::{Chat, Message, RESERVED_NAMES, RenderError};

@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 use crate::catch_panic::catch_panic;
 use crate::detokenise::{Detokeniser, TextStart, TextStyle};
 use crate::error::ModelFilesError;
-use crate::model_files::{ModelFacts, read_template};
-use crate::output_parser::PassThrough;
+use crate::model_files::{ModelFacts, TemplateSources, read_template};
+use crate::output_parser::{Parsing, ReasoningFormat, ToolFormat};
 use crate::output_text::OutputText;
 use crate::sampling::SamplingFields;
 use crate::template::{Chat, ChatTemplate, RenderError, SpecialTokens};
@@ -21,6 +21,35 @@ use crate::{gguf_model, hf_folder};
 /// A normaliser may shorten a text before it becomes tokens, by less than this factor.
 const NORMALISER_SHRINKS: usize = 4;
 
+/// How a model writes thoughts and tool calls, if its template or a setting says so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Formats {
+    /// Thoughts.
+    pub reasoning: Option<&'static ReasoningFormat>,
+    /// Tool calls.
+    pub tools: Option<&'static ToolFormat>,
+}
+
+/// Formats that go before the template's, perhaps none at all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChosenFormats {
+    /// `None`: the template's.
+    pub reasoning: Option<Option<&'static ReasoningFormat>>,
+    /// `None`: the template's.
+    pub tools: Option<Option<&'static ToolFormat>>,
+}
+
+impl Formats {
+    fn of_templates(sources: &TemplateSources) -> Self {
+        let texts = [&sources.tool_use, &sources.default];
+        let mut texts = texts.into_iter().flatten().map(String::as_str);
+        Self {
+            reasoning: texts.clone().find_map(ReasoningFormat::of_template),
+            tools: texts.find_map(ToolFormat::of_template),
+        }
+    }
+}
+
 /// A model's text side: tokenizer, chat template, end tokens, defaults. Shared by all threads.
 #[derive(Debug)]
 pub struct ModelText {
@@ -29,6 +58,7 @@ pub struct ModelText {
     vocabulary: Arc<Vocabulary>,
     eos_token_ids: Arc<[TokenId]>,
     template: Option<ChatTemplate>,
+    formats: Formats,
     special: SpecialTokens,
     model_id: String,
 }
@@ -54,16 +84,14 @@ impl ModelText {
         let problem = |problem| ModelFilesError::new(path, problem);
         let facts = files.facts;
         let vocabulary = Vocabulary::new(&files.tokenizer, facts.vocab_size).map_err(problem)?;
-        let template = files
-            .template
-            .map(|source| ChatTemplate::new(&source, files.special.clone()))
-            .transpose()
-            .map_err(problem)?;
+        let formats = Formats::of_templates(&files.templates);
+        let template = chat_template(files.templates, &files.special).map_err(problem)?;
         Ok(Self {
             encoder: TextEncoder::new(files.tokenizer).map_err(problem)?,
             vocabulary: Arc::new(vocabulary),
             eos_token_ids: facts.eos_token_ids.clone().into(),
             template,
+            formats,
             special: files.special,
             model_id: served_name.map_or_else(|| name_of(path), str::to_owned),
             facts,
@@ -72,10 +100,29 @@ impl ModelText {
 
     /// The model with the chat template in this file rather than its own.
     pub fn with_template_file(mut self, path: &Path) -> Result<Self, ModelFilesError> {
-        let template = ChatTemplate::new(&read_template(path)?, self.special.clone());
-        let template = template.map_err(|problem| ModelFilesError::new(path, problem))?;
-        self.template = Some(template);
+        let templates = TemplateSources {
+            default: Some(read_template(path)?),
+            tool_use: None,
+        };
+        self.formats = Formats::of_templates(&templates);
+        self.template = chat_template(templates, &self.special)
+            .map_err(|problem| ModelFilesError::new(path, problem))?;
         Ok(self)
+    }
+
+    /// The model with these formats of its answers rather than those that its template shows.
+    #[must_use]
+    pub fn with_formats(mut self, chosen: ChosenFormats) -> Self {
+        self.formats = Formats {
+            reasoning: chosen.reasoning.unwrap_or(self.formats.reasoning),
+            tools: chosen.tools.unwrap_or(self.formats.tools),
+        };
+        self
+    }
+
+    /// How the model writes thoughts and tool calls.
+    pub fn formats(&self) -> Formats {
+        self.formats
     }
 
     /// The model with these variables for its chat template, which a chat's own replace.
@@ -144,9 +191,9 @@ impl ModelText {
             .saturating_mul(shrinks)
     }
 
-    /// Turns one output's tokens into text. A model's tool-call and reasoning parser is chosen here.
-    pub fn output_text(&self, style: TextStyle) -> OutputText {
-        OutputText::new(&self.vocabulary, style, Box::new(PassThrough))
+    /// Turns one output's tokens into text, and finds thoughts and calls in it.
+    pub fn output_text(&self, style: TextStyle, parsing: Parsing) -> OutputText {
+        OutputText::new(&self.vocabulary, style, parsing)
     }
 
     /// The text of these tokens, special ones too.
@@ -193,6 +240,20 @@ impl ModelText {
             "generation_defaults": self.facts.defaults,
         })
         .to_string()
+    }
+}
+
+fn chat_template(
+    sources: TemplateSources,
+    special: &SpecialTokens,
+) -> Result<Option<ChatTemplate>, String> {
+    let Some(default) = sources.default else {
+        return Ok(None);
+    };
+    let template = ChatTemplate::new(&default, special.clone())?;
+    match sources.tool_use {
+        None => Ok(Some(template)),
+        Some(source) => template.with_tools_template(&source).map(Some),
     }
 }
 

@@ -34,8 +34,15 @@ pub(crate) struct TextFiles {
     pub(crate) facts: ModelFacts,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) special: SpecialTokens,
-    /// Jinja source.
-    pub(crate) template: Option<String>,
+    pub(crate) templates: TemplateSources,
+}
+
+/// Jinja sources of chat templates.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TemplateSources {
+    pub(crate) default: Option<String>,
+    /// For chats with tools, where a model has one of its own for them.
+    pub(crate) tool_use: Option<String>,
 }
 
 /// A chat template from a file of its own.

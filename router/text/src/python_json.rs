@@ -16,6 +16,19 @@ pub(crate) struct Style {
     pub(crate) sort_keys: bool,
 }
 
+impl Default for Style {
+    /// As transformers' templates write it.
+    fn default() -> Self {
+        Self {
+            ensure_ascii: false,
+            indent: None,
+            item_separator: ", ".to_owned(),
+            key_separator: ": ".to_owned(),
+            sort_keys: false,
+        }
+    }
+}
+
 /// The value's text.
 pub(crate) fn dumps(value: &Value, style: &Style) -> String {
     let mut out = String::new();

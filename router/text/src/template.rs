@@ -15,6 +15,8 @@ use crate::catch_panic::catch_panic;
 use crate::python_json::{Style, dumps};
 
 const NAME: &str = "chat_template";
+/// The template for chats with tools, where a model has one of its own for them.
+const TOOLS_NAME: &str = "tool_use";
 /// Instructions that a template may run, plus some for each message. They take a few hundred milliseconds.
 const FUEL: u64 = 2_000_000;
 const FUEL_PER_MESSAGE: u64 = 10_000;
@@ -61,6 +63,16 @@ pub(crate) struct ChatTemplate {
     special: SpecialTokens,
     /// Variables that a chat may replace.
     kwargs: Map<String, serde_json::Value>,
+    has_tools_template: bool,
+}
+
+/// How the arguments of earlier calls reach a template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ArgumentsAs {
+    /// For templates that write `arguments | tojson`, or go through them.
+    Object,
+    /// For templates that add them to a text.
+    Text,
 }
 
 /// A chat to be rendered.
@@ -68,6 +80,10 @@ pub(crate) struct ChatTemplate {
 pub struct Chat<'a> {
     /// At least one.
     pub messages: &'a [Message],
+    /// Tools that the model may call, as `OpenAI` has them.
+    pub tools: &'a [serde_json::Value],
+    /// Texts to answer from, for templates that know them.
+    pub documents: &'a [serde_json::Value],
     /// More variables for the template.
     pub kwargs: &'a Map<String, serde_json::Value>,
     /// End the prompt where the assistant's turn begins.
@@ -112,7 +128,21 @@ impl ChatTemplate {
             environment,
             special,
             kwargs: Map::new(),
+            has_tools_template: false,
         })
+    }
+
+    /// The template with another for chats with tools; the error says what is wrong with that.
+    pub(crate) fn with_tools_template(mut self, source: &str) -> Result<Self, String> {
+        let added = self
+            .environment
+            .add_template_owned(TOOLS_NAME, without_generation_tags(source));
+        added.map_err(|error| {
+            let problem = describe_error(&error);
+            format!("has a chat template for tools that is broken: {problem}")
+        })?;
+        self.has_tools_template = true;
+        Ok(self)
     }
 
     pub(crate) fn set_kwargs(&mut self, kwargs: Map<String, serde_json::Value>) {
@@ -139,7 +169,23 @@ impl ChatTemplate {
     }
 
     fn render_closed(&self, chat: Chat<'_>, max_bytes: usize) -> Result<String, RenderError> {
-        let context = self.context(chat);
+        let rendered = self.render_with(chat, ArgumentsAs::Object, max_bytes);
+        let has_calls = chat.messages.iter().any(|it| it.contains_key("tool_calls"));
+        match rendered {
+            Err(RenderError::Failed(_)) if has_calls => self
+                .render_with(chat, ArgumentsAs::Text, max_bytes)
+                .or(rendered),
+            rendered => rendered,
+        }
+    }
+
+    fn render_with(
+        &self,
+        chat: Chat<'_>,
+        arguments: ArgumentsAs,
+        max_bytes: usize,
+    ) -> Result<String, RenderError> {
+        let context = self.context(chat, arguments);
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(FUEL + FUEL_PER_MESSAGE * chat.messages.len() as u64));
         let mut text = BoundedText {
@@ -147,8 +193,12 @@ impl ChatTemplate {
             max_bytes,
             is_full: false,
         };
+        let name = match self.has_tools_template && !chat.tools.is_empty() {
+            true => TOOLS_NAME,
+            false => NAME,
+        };
         let rendered = catch_panic(|| {
-            let template = environment.get_template(NAME)?;
+            let template = environment.get_template(name)?;
             template.render_captured_to(context, &mut text).map(drop)
         });
         match rendered {
@@ -159,8 +209,11 @@ impl ChatTemplate {
         }
     }
 
-    fn context(&self, chat: Chat<'_>) -> Value {
-        let messages: Vec<_> = chat.messages.iter().map(with_reasoning).collect();
+    fn context(&self, chat: Chat<'_>, arguments: ArgumentsAs) -> Value {
+        let messages = chat.messages.iter().map(with_reasoning);
+        let messages: Vec<_> = messages
+            .map(|message| with_arguments(message, arguments))
+            .collect();
         let special = [
             ("bos_token", &self.special.bos),
             ("eos_token", &self.special.eos),
@@ -177,8 +230,8 @@ impl ChatTemplate {
         };
         let fixed = [
             ("messages", Serde(messages).into()),
-            ("tools", Value::from(())),
-            ("documents", Value::from(())),
+            ("tools", list_or_none(chat.tools)),
+            ("documents", list_or_none(chat.documents)),
             ("add_generation_prompt", chat.add_generation_prompt.into()),
         ];
         let fixed = fixed
@@ -189,6 +242,14 @@ impl ChatTemplate {
             .chain(effort(chat.reasoning_effort))
             .chain(given(chat.kwargs));
         Value::from_pairs(pairs.chain(fixed))
+    }
+}
+
+/// The values, or None where there are none: templates ask `if tools`, or `if tools is not none`.
+fn list_or_none(values: &[serde_json::Value]) -> Value {
+    match values {
+        [] => Value::from(()),
+        values => Serde(values.to_vec()).into(),
     }
 }
 
@@ -229,6 +290,40 @@ fn with_reasoning(message: &Message) -> Cow<'_, Message> {
     aliased.extend(message.clone());
     aliased.insert("reasoning_content".to_owned(), reasoning.clone());
     Cow::Owned(aliased)
+}
+
+/// The message with the arguments of its calls in this form; `OpenAI`'s clients send them as texts.
+fn with_arguments(message: Cow<'_, Message>, form: ArgumentsAs) -> Cow<'_, Message> {
+    if !message.contains_key("tool_calls") {
+        return message;
+    }
+    let mut message = message.into_owned();
+    let calls = message.get_mut("tool_calls");
+    for call in calls.and_then(|it| it.as_array_mut()).into_iter().flatten() {
+        let call = match call.get_mut("function") {
+            Some(function) => function,
+            None => call,
+        };
+        if let Some(arguments) = call.get_mut("arguments") {
+            convert(arguments, form);
+        }
+    }
+    Cow::Owned(message)
+}
+
+fn convert(arguments: &mut serde_json::Value, form: ArgumentsAs) {
+    match (form, &*arguments) {
+        (ArgumentsAs::Object, serde_json::Value::String(text)) => {
+            let text = if text.trim().is_empty() { "{}" } else { text };
+            if let Ok(object) = serde_json::from_str::<Message>(text) {
+                *arguments = object.into();
+            }
+        }
+        (ArgumentsAs::Text, serde_json::Value::Object(_)) => {
+            *arguments = dumps(arguments, &Style::default()).into();
+        }
+        _ => {}
+    }
 }
 
 /// Whitespace as transformers treats it.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-use plait_text::{ModelText, TextStart, TextStyle};
+use plait_text::{ModelText, Parsed, Parsing, TextStart, TextStyle};
 
 use crate::model_folder::{Folder, byte_fallback, byte_level};
 
@@ -15,17 +15,26 @@ fn decoded(tokenizer: &Value, ids: &[u32]) -> String {
 
 /// What each token shows, and what the end shows.
 fn streamed(model: &ModelText, ids: &[u32]) -> Vec<String> {
-    let mut output = model.output_text(TextStyle::plain(TextStart::Fresh));
+    let mut output = model.output_text(TextStyle::plain(TextStart::Fresh), Parsing::default());
     let mut shown = Vec::new();
     for id in ids {
         let mut piece = String::new();
-        assert_eq!(output.push(model.vocabulary(), &[], *id, &mut piece), None);
+        let mut emit = |parsed: Parsed<'_>| piece.push_str(text_of(parsed));
+        assert_eq!(output.push(model.vocabulary(), &[], *id, &mut emit), None);
         shown.push(piece);
     }
     let mut rest = String::new();
-    assert_eq!(output.finish(model.vocabulary(), &[], &mut rest), None);
+    let mut emit = |parsed: Parsed<'_>| rest.push_str(text_of(parsed));
+    assert_eq!(output.finish(model.vocabulary(), &[], &mut emit), None);
     shown.push(rest);
     shown
+}
+
+fn text_of(parsed: Parsed<'_>) -> &str {
+    match parsed {
+        Parsed::Text(text) => text,
+        other => panic!("{other:?} without a parser"),
+    }
 }
 
 fn assert_streams_what_decoding_gives(tokenizer: &Value, ids: &[u32]) {

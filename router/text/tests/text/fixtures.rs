@@ -28,6 +28,8 @@ fn render(template: &str, case: &Value) -> String {
     let messages: Vec<_> = serde_json::from_value(case["messages"].clone()).unwrap();
     let chat = Chat {
         messages: &messages,
+        tools: &[],
+        documents: &[],
         kwargs: case["kwargs"].as_object().unwrap(),
         add_generation_prompt: case["add_generation_prompt"].as_bool().unwrap(),
         continue_final_message: false,

@@ -195,6 +195,8 @@ fn templates_are_found_where_models_keep_them() {
     let prompt = |folder: &Folder| {
         let model = folder.load();
         let chat = Chat {
+            tools: &[],
+            documents: &[],
             messages: &[],
             kwargs: &Map::new(),
             add_generation_prompt: true,

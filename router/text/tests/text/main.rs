@@ -7,8 +7,12 @@ mod fixtures;
 #[cfg(test)]
 mod folders;
 #[cfg(test)]
+mod generated_calls;
+#[cfg(test)]
 mod ggufs;
 #[cfg(test)]
 mod model_folder;
+#[cfg(test)]
+mod tool_calls;
 #[cfg(test)]
 mod windows;
