@@ -43,7 +43,7 @@ def all_flags() -> list[str]:
 
 SETTINGS = """
     host port api-key-file served-model-name enable-prompt-tokens-details trust-user-field
-    dtype load-format chat-template chat-template-kwargs
+    dtype load-format chat-template chat-template-kwargs tool-parser reasoning-parser enable-auto-tool-choice
     device attention-backend cuda-graphs cuda-graph-max-bs custom-all-reduce
     max-model-len max-batch-tokens max-seqs long-prefill-token-threshold mixed max-queue overlap
     itl-target-ms policy prefill-starvation-steps max-queue-tokens max-queue-seconds max-skip-ahead
@@ -93,6 +93,7 @@ def test_flags_reach_their_component() -> None:
 ALIASES = {
     "--max-model-len": ("--context-length",),
     "--chat-template-kwargs": ("--default-chat-template-kwargs",),
+    "--tool-parser": ("--tool-call-parser",),
     "--cuda-graph-max-bs": ("--max-graph-batch", "--max-cudagraph-capture-size"),
     "--max-batch-tokens": ("--max-num-batched-tokens", "--chunked-prefill-size"),
     "--max-seqs": ("--max-num-seqs", "--max-running-requests"),

@@ -102,6 +102,47 @@ def test_a_developer_speaks_as_the_system() -> None:
     assert chat(messages=[{"role": "developer", "content": "be brief"}]).messages[0]["role"] == "system"
 
 
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def test_tools_have_two_names() -> None:
+    request = chat(tools=[LOOK], parallel_tool_calls=False)
+    assert (request.tools, request.single_call, request.are_functions) == ([LOOK], True, False)
+    older = chat(functions=[LOOK["function"]], function_call="none")
+    assert (older.tools, older.tool_choice.mode, older.are_functions) == ([LOOK], "none", True)
+
+
+def test_some_of_the_tools_may_be_allowed() -> None:
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "look"}}]}
+    request = chat(tools=[LOOK], tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    assert request.tool_choice.names == ["look"]
+
+
+def test_calls_and_results_have_older_names_too() -> None:
+    call = {"name": "look", "arguments": "{}"}
+    messages = [*HELLO, {"role": "assistant", "function_call": call}, {"role": "function", "content": "x"}]
+    _, called, answered = chat(messages=messages).messages
+    assert called["tool_calls"] == [{"type": "function", "function": call}]
+    assert answered["role"] == "tool"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [LOOK], "functions": [LOOK["function"]]}, "functions"),
+        ({"tools": [LOOK], "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [LOOK], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tools": [LOOK], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": "look"}, "tools"),
+        ({"include_reasoning": "no"}, "include_reasoning"),
+        ({"documents": ["text"]}, "documents[0]"),
+    ],
+)
+def test_tools_that_cannot_be_read_are_named(fields: dict[str, Any], param: str) -> None:
+    assert rejection(**fields).param == param
+
+
 def test_an_assistant_that_called_tools_needs_no_content() -> None:
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     answered = {"role": "tool", "content": "42", "tool_call_id": "1"}
@@ -212,8 +253,8 @@ def test_a_value_of_the_wrong_type_is_a_400_that_names_the_field(field: str, val
         ({"messages": [{"content": "x"}]}, "`messages[0].role` is missing; send it"),
         (
             {"messages": [{"role": "robot", "content": "x"}]},
-            '`messages[0].role` is "robot", where one of system, developer, user, assistant, tool is allowed; send one '
-            "of these",
+            '`messages[0].role` is "robot", where one of system, developer, user, assistant, tool, function is '
+            "allowed; send one of these",
         ),
         (
             {"cache_salt": ""},

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use plait_core::{FinishReason, Refusal, Stats, StepWork};
+use plait_openai::CallCounts;
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::TypedMetric;
 use prometheus_client::metrics::counter::Counter;
@@ -211,6 +212,7 @@ pub struct RequestMetrics {
     pub further_choices: Counter,
     /// Tokens sampled and kept.
     pub generated_tokens: Counter,
+    tool_calls: [Counter; 3],
 }
 
 impl RequestMetrics {
@@ -236,12 +238,27 @@ impl RequestMetrics {
                 "Choices of the requests taken, but for the first of each prompt (`n`)",
             ),
             generated_tokens: registered(registry, "plait_generated_tokens", "Output tokens"),
+            tool_calls: labelled(
+                registry,
+                "plait_tool_calls",
+                "Tool calls in answers, by outcome; as_text ones are broken or of undeclared tools",
+                "outcome",
+                ["complete", "cut_off", "as_text"],
+            ),
         }
     }
 
     /// One request ended.
     pub fn finish(&self, ending: Ending) {
         self.finished[ending as usize].inc();
+    }
+
+    /// One choice of an answer ended, with these calls.
+    pub fn count_calls(&self, calls: CallCounts) {
+        let counts = [calls.complete, calls.cut_off, calls.as_text];
+        for (counter, count) in self.tool_calls.iter().zip(counts) {
+            counter.inc_by(count);
+        }
     }
 
     /// One request was not taken.

@@ -238,12 +238,16 @@ impl Output {
                 let is_last = state == ResponseState::Ended && !open.response.defers_body();
                 (state, if is_last { LAST } else { 0 })
             });
-            (at.stream, state)
+            let calls = open.response.call_counts(at.choice);
+            (at.stream, state, calls)
         });
         self.records = records;
         self.choices.remove(&request);
-        if let Some((stream, ResponseState::Ended)) = ended {
-            self.end(stream);
+        if let Some((stream, state, calls)) = ended {
+            self.replica.metrics.requests.count_calls(calls);
+            if state == ResponseState::Ended {
+                self.end(stream);
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use plait_core::{HashSeed, PageSettings, PoolSize, RuntimeSettings, SchedulerSettings};
 use plait_proto::{Fact, PageKind};
-use plait_text::{ModelText, RESERVED_NAMES};
+use plait_text::{ChosenFormats, ModelText, RESERVED_NAMES, ReasoningFormat, ToolFormat};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -68,13 +68,31 @@ pub struct EngineSettings {
 }
 
 /// The JSON of `plait.settings.TemplateSettings`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TemplateSettings {
     /// File with a Jinja template; None takes the model's own.
     pub chat_template: Option<PathBuf>,
     /// JSON object of variables.
     pub chat_template_kwargs: Option<String>,
+    /// How the model writes tool calls; None: as the template shows.
+    pub tool_parser: Option<String>,
+    /// How the model writes thoughts; None: as the template shows.
+    pub reasoning_parser: Option<String>,
+    /// Whether chats may have tools.
+    pub enable_auto_tool_choice: bool,
+}
+
+impl Default for TemplateSettings {
+    fn default() -> Self {
+        Self {
+            chat_template: None,
+            chat_template_kwargs: None,
+            tool_parser: None,
+            reasoning_parser: None,
+            enable_auto_tool_choice: true,
+        }
+    }
 }
 
 impl TemplateSettings {
@@ -83,10 +101,51 @@ impl TemplateSettings {
         if let Some(path) = &self.chat_template {
             model = model.with_template_file(path)?;
         }
+        model = model.with_formats(self.formats()?);
         match &self.chat_template_kwargs {
             Some(json) => Ok(model.with_template_kwargs(template_kwargs(json)?)),
             None => Ok(model),
         }
+    }
+}
+
+impl TemplateSettings {
+    /// The parsers that are named.
+    fn formats(&self) -> Result<ChosenFormats, SettingsProblem> {
+        let tools = match self.enable_auto_tool_choice {
+            false => Some(None),
+            true => chosen(
+                ("--tool-parser", self.tool_parser.as_deref()),
+                ToolFormat::named,
+                ToolFormat::all().iter().map(|format| format.names[0]),
+            )?,
+        };
+        let reasoning = chosen(
+            ("--reasoning-parser", self.reasoning_parser.as_deref()),
+            ReasoningFormat::named,
+            ReasoningFormat::all().iter().map(|format| format.names[0]),
+        )?;
+        Ok(ChosenFormats { reasoning, tools })
+    }
+}
+
+/// The format of this name, if a flag gives one; `none` is no format.
+fn chosen<T>(
+    (flag, name): (&'static str, Option<&str>),
+    named: impl Fn(&str) -> Option<&'static T>,
+    all: impl Iterator<Item = &'static str>,
+) -> Result<Option<Option<&'static T>>, SettingsProblem> {
+    match name {
+        None => Ok(None),
+        Some("none") => Ok(Some(None)),
+        Some(name) => match named(name) {
+            Some(format) => Ok(Some(Some(format))),
+            None => Err(SettingsProblem::Parser {
+                flag,
+                given: name.to_owned(),
+                allowed: all.collect::<Vec<_>>().join(", "),
+            }),
+        },
     }
 }
 
@@ -294,6 +353,16 @@ pub enum SettingsProblem {
         "--chat-template-kwargs is {0:?}, where a JSON object of the template's own variables is allowed: {1}; correct it"
     )]
     TemplateKwargs(String, String),
+    /// A parser of answers that does not exist.
+    #[error("{flag} is {given:?}, where {allowed} and none are allowed; name one, or leave it out")]
+    Parser {
+        /// The flag.
+        flag: &'static str,
+        /// What was given.
+        given: String,
+        /// Names of the parsers.
+        allowed: String,
+    },
     /// One value is out of range.
     #[error("--{setting} is {given}; {allowed}")]
     OutOfRange {

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use plait_core::{FinishReason, TokenId};
-use plait_text::{OutputText, Vocabulary};
+use plait_text::{OutputText, Parsed, Vocabulary};
 use serde::Serialize;
 
+use crate::answer_parts::{CallRules, Calls, Unsent};
 use crate::logprobs::{ScoredToken, TokenLogprobs, TokenNames};
 use crate::request::OutputFields;
 use crate::response_head::Usage;
@@ -21,6 +22,9 @@ pub(crate) struct ResponseContext {
     /// Tokens after which stop strings are looked for.
     pub(crate) min_tokens: u32,
     pub(crate) report: OutputFields,
+    pub(crate) calls: CallRules,
+    /// Thoughts are told apart, so that the usage counts them.
+    pub(crate) finds_thoughts: bool,
 }
 
 impl ResponseContext {
@@ -45,7 +49,7 @@ impl ResponseContext {
 pub enum Pushed {
     /// It goes on.
     Continue,
-    /// A stop string ended it: the scheduler needs [`plait_core::Event::Stop`]. Tokens that still come
+    /// A stop string or its only call ended it: the scheduler needs [`plait_core::Event::Stop`]. Tokens that still come
     /// for this choice are ignored.
     StopString,
 }
@@ -60,6 +64,10 @@ pub(crate) struct ChoiceState {
     pub(crate) num_cached_tokens: u64,
     pub(crate) unsent: Unsent,
     pub(crate) num_tokens: u64,
+    num_thought_tokens: u64,
+    pub(crate) calls: Calls,
+    /// Its index in the answer.
+    index: usize,
     /// Characters of the tokens whose log-probabilities were sent.
     pub(crate) num_scored_chars: u64,
     pub(crate) has_first_chunk: bool,
@@ -75,6 +83,8 @@ enum StoppedBy {
     Text(usize),
     /// A stop id of the request.
     Token(TokenId),
+    /// The one call that the request wants.
+    Call,
 }
 
 /// `stop_reason` (vLLM's): the stop string or stop id that ended a choice.
@@ -88,11 +98,14 @@ pub(crate) enum StopReason<'a> {
 
 /// `finish_reason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum FinishWord {
     Stop,
     Length,
     Abort,
+    ToolCalls,
+    /// The older name of `tool_calls`.
+    FunctionCall,
 }
 
 impl From<FinishReason> for FinishWord {
@@ -105,36 +118,21 @@ impl From<FinishReason> for FinishWord {
     }
 }
 
-/// What a client can read but was not sent.
-#[derive(Debug, Default)]
-pub(crate) struct Unsent {
-    pub(crate) text: String,
-    /// Empty unless the request asked for ids.
-    pub(crate) token_ids: Vec<TokenId>,
-    /// Empty unless the request asked for log-probabilities.
-    pub(crate) scored: Vec<ScoredToken>,
-}
-
-impl Unsent {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.text.is_empty() && self.token_ids.is_empty() && self.scored.is_empty()
-    }
-
-    pub(crate) fn clear(&mut self) {
-        self.text.clear();
-        self.token_ids.clear();
-        self.scored.clear();
-    }
-}
-
 impl ChoiceState {
-    pub(crate) fn new(prompt: Arc<[TokenId]>, echo: Option<Arc<str>>, output: OutputText) -> Self {
+    pub(crate) fn new(
+        prompt: Arc<[TokenId]>,
+        echo: Option<Arc<str>>,
+        (index, output): (usize, OutputText),
+    ) -> Self {
         Self {
             prompt,
             echo,
             num_cached_tokens: 0,
             unsent: Unsent::default(),
             num_tokens: 0,
+            num_thought_tokens: 0,
+            calls: Calls::default(),
+            index,
             num_scored_chars: 0,
             has_first_chunk: false,
             ended: None,
@@ -162,7 +160,7 @@ impl ChoiceState {
                 if context.report.include_stop_str_in_output {
                     self.read(context, token);
                 }
-            } else if self.read(context, token) {
+            } else if self.read(context, token) || self.ends_after_call(context) {
                 return Pushed::StopString;
             }
         }
@@ -173,10 +171,16 @@ impl ChoiceState {
     pub(crate) fn finish(&mut self, context: &ResponseContext, reason: FinishReason) {
         if !self.is_stopped_by_text() {
             let stops = self.stops(context);
-            let text = &mut self.unsent.text;
-            let stop = self.output.finish(&context.vocabulary, stops, text);
+            let rules = (self.index, context.calls);
+            let (output, calls, unsent) = (&mut self.output, &mut self.calls, &mut self.unsent);
+            let stop = output.finish(&context.vocabulary, stops, &mut |parsed| {
+                calls.take(parsed, rules, unsent);
+            });
             self.stopped_by = stop.map(StoppedBy::Text).or(self.stopped_by);
+        } else if self.stopped_by != Some(StoppedBy::Call) {
+            self.finish_stopped(context);
         }
+        self.forget_thoughts(context);
         self.ended = Some(if self.is_stopped_by_text() {
             FinishReason::Stop
         } else {
@@ -187,16 +191,33 @@ impl ChoiceState {
     /// `stop_reason`.
     pub(crate) fn stop_reason<'a>(&self, context: &'a ResponseContext) -> StopReason<'a> {
         match self.stopped_by {
-            None => StopReason::None,
+            None | Some(StoppedBy::Call) => StopReason::None,
             Some(StoppedBy::Text(index)) => StopReason::Text(&context.stops[index]),
             Some(StoppedBy::Token(token)) => StopReason::Token(token),
         }
     }
 
     /// What it has cost so far; `tells_cached` for a client that may know what the prefix cache had.
-    pub(crate) fn usage(&self, tells_cached: bool) -> Usage {
+    pub(crate) fn usage(&self, context: &ResponseContext, tells_cached: bool) -> Usage {
         let num_cached = tells_cached.then_some(self.num_cached_tokens);
         Usage::new(self.prompt.len() as u64, num_cached, self.num_tokens)
+            .with_thoughts(self.num_thought_tokens(context))
+    }
+
+    /// Tokens within thoughts, if thoughts are told apart.
+    pub(crate) fn num_thought_tokens(&self, context: &ResponseContext) -> Option<u64> {
+        context.finds_thoughts.then_some(self.num_thought_tokens)
+    }
+
+    /// `finish_reason`, once it has ended.
+    pub(crate) fn finish_word(&self, context: &ResponseContext) -> Option<FinishWord> {
+        let word = FinishWord::from(self.ended?);
+        let has_calls = self.calls.counts.complete > 0;
+        Some(match (word, has_calls, context.calls.are_functions) {
+            (FinishWord::Stop, true, false) => FinishWord::ToolCalls,
+            (FinishWord::Stop, true, true) => FinishWord::FunctionCall,
+            (word, ..) => word,
+        })
     }
 
     /// `token_ids` of what was not sent yet, if the request asked for ids.
@@ -219,7 +240,7 @@ impl ChoiceState {
     }
 
     fn is_stopped_by_text(&self) -> bool {
-        matches!(self.stopped_by, Some(StoppedBy::Text(_)))
+        matches!(self.stopped_by, Some(StoppedBy::Text(_) | StoppedBy::Call))
     }
 
     fn count(&mut self, context: &ResponseContext, token: TokenId, scores: Option<&TokenLogprobs>) {
@@ -242,9 +263,38 @@ impl ChoiceState {
     /// Whether a stop string is complete with this token.
     fn read(&mut self, context: &ResponseContext, token: TokenId) -> bool {
         let stops = self.stops(context);
-        let text = &mut self.unsent.text;
-        let stop = self.output.push(&context.vocabulary, stops, token, text);
+        let rules = (self.index, context.calls);
+        let was_thinking = self.output.is_thinking();
+        let (output, calls, unsent) = (&mut self.output, &mut self.calls, &mut self.unsent);
+        let stop = output.push(&context.vocabulary, stops, token, &mut |parsed| {
+            calls.take(parsed, rules, unsent);
+        });
+        self.num_thought_tokens += u64::from(was_thinking && self.output.is_thinking());
+        self.forget_thoughts(context);
         self.stopped_by = stop.map(StoppedBy::Text).or(self.stopped_by);
         stop.is_some()
+    }
+
+    /// Whether the one call that the request wants is complete.
+    fn ends_after_call(&mut self, context: &ResponseContext) -> bool {
+        let is_over = self.calls.are_over(context.calls);
+        if is_over {
+            self.stopped_by = Some(StoppedBy::Call);
+        }
+        is_over
+    }
+
+    /// A stop string ended the text: what the parser held back is passed on.
+    fn finish_stopped(&mut self, context: &ResponseContext) {
+        let rules = (self.index, context.calls);
+        let (calls, unsent) = (&mut self.calls, &mut self.unsent);
+        let emit = &mut |parsed: Parsed<'_>| calls.take(parsed, rules, unsent);
+        self.output.finish_parsing(emit);
+    }
+
+    fn forget_thoughts(&mut self, context: &ResponseContext) {
+        if !context.report.include_reasoning {
+            self.unsent.thought.clear();
+        }
     }
 }

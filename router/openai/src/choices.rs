@@ -38,6 +38,10 @@ impl Choices {
         }
     }
 
+    pub(crate) fn get(&self, index: usize) -> &ChoiceState {
+        &self.states[index]
+    }
+
     pub(crate) fn get_mut(&mut self, index: usize) -> &mut ChoiceState {
         &mut self.states[index]
     }

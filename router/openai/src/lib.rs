@@ -4,6 +4,7 @@
 //! [`ResponseWriter`], which turns that request's tokens into the bytes that its client reads.
 
 mod adjust;
+mod answer_parts;
 mod choice_seed;
 mod choice_state;
 mod choices;
@@ -19,7 +20,9 @@ mod request;
 mod response_body;
 mod response_head;
 mod response_writer;
+mod tools;
 
+pub use answer_parts::CallCounts;
 pub use choice_state::Pushed;
 pub use constraint::{ConstraintField, ConstraintValue, GrammarOutcome, Grammars};
 pub use error::{ApiError, RequestError};
@@ -31,3 +34,4 @@ pub use request::{
     Prompt, PromptFields, StopFields, TruncationSide,
 };
 pub use response_writer::{ResponseState, ResponseWriter};
+pub use tools::{ToolChoice, ToolFields, ToolMode};

@@ -11,8 +11,10 @@ use plait_text::{EncodeError, Message, OutOfRange, RESERVED_NAMES};
 
 use crate::error::RequestError;
 use crate::request::{GenerateRequest, Input, LogitFields, MaxTokensField, StopFields};
+use crate::tools;
 
 const MESSAGES: RangeInclusive<usize> = 1..=4096;
+const DOCUMENTS: RangeInclusive<usize> = 0..=256;
 const PROMPTS: RangeInclusive<usize> = 1..=128;
 /// Of each prompt.
 const CHOICES: RangeInclusive<u32> = 1..=128;
@@ -102,8 +104,17 @@ fn check_input(input: &Input) -> Result<(), RequestError> {
             messages,
             chat_template_kwargs,
             continue_final_message,
+            tools: fields,
+            documents,
             ..
         } => {
+            check_count(
+                "documents",
+                documents.len(),
+                "documents",
+                DOCUMENTS,
+                SEND_FEWER,
+            )?;
             let advice = Advice {
                 too_few: "send at least one",
                 too_many: "send the latest ones",
@@ -113,10 +124,11 @@ fn check_input(input: &Input) -> Result<(), RequestError> {
             check_count(param, num, "names", TEMPLATE_ARGUMENTS, SEND_FEWER)?;
             let mut names = chat_template_kwargs.keys();
             match names.find(|name| RESERVED_NAMES.contains(&name.as_str())) {
-                Some(name) => Err(reserved_name_error(name)),
-                None if *continue_final_message => check_continued(messages.last()),
-                None => Ok(()),
+                Some(name) => return Err(reserved_name_error(name)),
+                None if *continue_final_message => check_continued(messages.last())?,
+                None => {}
             }
+            tools::check(fields, messages)
         }
         Input::Completion { prompts, .. } => {
             let advice = Advice {

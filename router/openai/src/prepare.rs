@@ -9,9 +9,13 @@ use std::sync::Arc;
 use plait_core::{Request, TenantId, TokenId};
 use plait_grammar::Grammar;
 use plait_proto::{Adjustment, SamplingParams};
-use plait_text::{Chat, ModelText, PieceKind, RenderError, TextStart, TextStyle};
+use plait_text::{
+    Chat, Message, ModelText, Parsing, PieceKind, RenderError, TextStart, TextStyle, ToolFormat,
+    Tools,
+};
 
 use crate::adjust;
+use crate::answer_parts::{self, CallRules};
 use crate::choice_seed::choice_seed;
 use crate::choice_state::{ChoiceState, ResponseContext};
 use crate::choices::Choices;
@@ -21,9 +25,13 @@ use crate::limits::{self, MAX_TRUNCATED, Numbers, Truncation};
 use crate::logprobs_budget::LogprobsBudget;
 use crate::request::{GenerateRequest, Input, Prompt, PromptFields, StopFields, TruncationSide};
 use crate::response_writer::ResponseWriter;
+use crate::tools;
 
 /// What OpenAI gives a completion that does not say.
 const COMPLETION_TOKENS: u32 = 16;
+
+/// A family's way of calling, and the tools that may be called.
+type FoundCalls = Option<(&'static ToolFormat, Arc<Tools>)>;
 
 /// A prompt in tokens.
 type Tokens = Arc<[TokenId]>;
@@ -34,6 +42,8 @@ struct Tokenised {
     start: TextStart,
     /// The prompt's text, if the answer repeats it.
     echo: Option<Arc<str>>,
+    /// The answer begins within a thought.
+    starts_in_thought: bool,
 }
 
 /// A request ready for the scheduler, and what will write its answer.
@@ -97,6 +107,7 @@ pub fn prepare(
     random_seed: &mut impl FnMut() -> u64,
 ) -> Result<Prepared, RequestError> {
     let numbers = limits::check(request)?;
+    let calls = calls_of(model, &request.input)?;
     let stop_ids = stop_ids(model, &request.end)?;
     limits::check_min_tokens(&numbers, max_tokens(&request.input, &numbers))?;
     let adjustment = adjust::adjustment(model, request, &numbers, &stop_ids)?;
@@ -151,7 +162,7 @@ pub fn prepare(
     });
     Ok(Prepared {
         prompts: prepared.collect(),
-        response: response_writer(model, request, &prompts, &numbers),
+        response: response_writer(model, request, &prompts, (&numbers, calls)),
         num_prompt_logprobs,
     })
 }
@@ -168,12 +179,34 @@ fn num_words(adjustment: &Adjustment) -> u32 {
     u32::try_from(adjustment.num_words()).unwrap_or(u32::MAX)
 }
 
+/// How the answer's calls are found, if it may have some.
+fn calls_of(model: &ModelText, input: &Input) -> Result<FoundCalls, RequestError> {
+    match input {
+        Input::Chat { tools, .. } => tools.parsed_as(model.formats()),
+        Input::Completion { .. } => Ok(None),
+    }
+}
+
+fn call_rules(request: &GenerateRequest, calls: &FoundCalls) -> CallRules {
+    match (&request.input, calls) {
+        (Input::Chat { tools, .. }, Some((format, _))) => CallRules {
+            is_single: tools.single_call || tools.are_functions,
+            are_functions: tools.are_functions,
+            ids: Some(format.ids),
+            id_seed: answer_parts::id_seed(&request.id),
+        },
+        _ => CallRules::default(),
+    }
+}
+
 fn response_writer(
     model: &ModelText,
     request: &GenerateRequest,
     prompts: &[Tokenised],
-    numbers: &Numbers,
+    (numbers, calls): (&Numbers, FoundCalls),
 ) -> ResponseWriter {
+    let is_chat = matches!(request.input, Input::Chat { .. });
+    let reasoning = model.formats().reasoning.filter(|_| is_chat);
     let context = ResponseContext {
         vocabulary: model.vocabulary().clone(),
         eos_token_ids: model.eos_token_ids().clone(),
@@ -181,16 +214,26 @@ fn response_writer(
         echo: request.input.is_echoed(),
         min_tokens: numbers.min_tokens,
         report: request.report,
+        calls: call_rules(request, &calls),
+        finds_thoughts: reasoning.is_some(),
     };
-    let choices = prompts.iter().flat_map(|prompt| {
+    let outputs = prompts.iter().flat_map(|prompt| {
         let style = TextStyle {
             start: prompt.start,
             skips_special: request.report.skip_special_tokens,
             shows_stop: request.report.include_stop_str_in_output,
         };
-        let (tokens, echo) = (&prompt.tokens, &prompt.echo);
+        let parsing = Parsing {
+            reasoning,
+            starts_in_thought: prompt.starts_in_thought,
+            tools: calls.clone(),
+        };
         (0..numbers.num_choices.get())
-            .map(move |_| ChoiceState::new(tokens.clone(), echo.clone(), model.output_text(style)))
+            .map(move |_| (prompt, model.output_text(style, parsing.clone())))
+    });
+    let choices = outputs.enumerate().map(|(index, (prompt, output))| {
+        let (tokens, echo) = (&prompt.tokens, &prompt.echo);
+        ChoiceState::new(tokens.clone(), echo.clone(), (index, output))
     });
     let choices = Choices::new(&context, choices.collect(), numbers.num_choices);
     ResponseWriter::new(request, context, choices)
@@ -235,9 +278,13 @@ impl<'a> PromptEncoder<'a> {
                 add_generation_prompt,
                 continue_final_message,
                 reasoning_effort,
+                documents,
+                tools,
             } => {
                 let prompt = self.tokenise_chat(Chat {
                     messages,
+                    tools: &tools.offered(),
+                    documents,
                     kwargs: chat_template_kwargs,
                     add_generation_prompt: *add_generation_prompt,
                     continue_final_message: *continue_final_message,
@@ -260,6 +307,11 @@ impl<'a> PromptEncoder<'a> {
             .model
             .render(chat, max_bytes)
             .map_err(|error| render_error(error, max_bytes, self.max_model_len))?;
+        let continued = chat
+            .continue_final_message
+            .then(|| last_content(chat.messages));
+        let reasoning = self.model.formats().reasoning;
+        let starts_in_thought = tools::starts_in_thought(reasoning, &text, continued);
         // The template writes the beginning-of-text token itself.
         let tokens = self.encode("messages", &text, false)?;
         let start = match chat.continue_final_message {
@@ -270,6 +322,7 @@ impl<'a> PromptEncoder<'a> {
             tokens,
             start,
             echo: None,
+            starts_in_thought,
         })
     }
 
@@ -303,6 +356,7 @@ impl<'a> PromptEncoder<'a> {
             tokens,
             start,
             echo,
+            starts_in_thought: false,
         })
     }
 
@@ -342,6 +396,13 @@ impl<'a> PromptEncoder<'a> {
         };
         [before, kept, after].concat().into()
     }
+}
+
+fn last_content(messages: &[Message]) -> &str {
+    let content = messages
+        .last()
+        .and_then(|message| message.get("content")?.as_str());
+    content.unwrap_or_default()
 }
 
 /// The name of a prompt in errors: with its index where there are several.

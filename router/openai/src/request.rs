@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::constraint::ConstraintField;
+use crate::tools::ToolFields;
 
 /// One call of the API: the mirror of `plait.http.api.GenerateRequest`.
 ///
@@ -78,6 +79,12 @@ pub enum Input {
         /// How much the model should think.
         #[serde(default)]
         reasoning_effort: Option<String>,
+        /// Texts for templates that know them.
+        #[serde(default)]
+        documents: Vec<Value>,
+        /// What the model may call.
+        #[serde(flatten)]
+        tools: ToolFields,
     },
     /// `/v1/completions`.
     Completion {
@@ -208,6 +215,8 @@ pub struct OutputFields {
     pub skip_special_tokens: bool,
     /// The text ends with the stop string or stop token that ended it.
     pub include_stop_str_in_output: bool,
+    /// The answer has the model's thoughts.
+    pub include_reasoning: bool,
 }
 
 impl Default for OutputFields {
@@ -219,6 +228,7 @@ impl Default for OutputFields {
             return_tokens_as_token_ids: false,
             skip_special_tokens: true,
             include_stop_str_in_output: false,
+            include_reasoning: true,
         }
     }
 }

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use plait_core::TokenId;
 use serde::Serialize;
 
+use crate::answer_parts::Unsent;
 use crate::choice_state::{ChoiceState, FinishWord, ResponseContext, StopReason};
 use crate::choices::{Choices, PromptScores};
 use crate::json::append;
@@ -46,8 +47,33 @@ struct ChatChoice<'a> {
 #[derive(Debug, Serialize)]
 struct Message<'a> {
     role: &'static str,
-    content: &'a str,
+    /// null in a message of nothing but calls.
+    content: Option<&'a str>,
     refusal: (),
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    /// vLLM's newer name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<Vec<ToolCall<'a>>>,
+    /// The older name of a message's only call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function_call: Option<Function<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct ToolCall<'a> {
+    id: &'a str,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    function: Function<'a>,
+}
+
+#[derive(Debug, Serialize)]
+struct Function<'a> {
+    name: &'a str,
+    arguments: &'a str,
 }
 
 /// A whole choice in completions.
@@ -127,16 +153,42 @@ fn chat_choice<'a>(
 ) -> ChatChoice<'a> {
     ChatChoice {
         index,
-        message: Message {
-            role: "assistant",
-            content: &choice.unsent.text,
-            refusal: (),
-        },
+        message: message(context, &choice.unsent),
         logprobs: ChatLogprobs::of(context.names(), &choice.unsent.scored),
-        finish_reason: finish_word(choice),
+        finish_reason: finish_word(context, choice),
         stop_reason: choice.stop_reason(context),
         token_ids: choice.token_ids(context),
     }
+}
+
+fn message<'a>(context: &ResponseContext, parts: &'a Unsent) -> Message<'a> {
+    let thought = Some(parts.thought.as_str()).filter(|thought| !thought.is_empty());
+    let calls = parts.calls.iter().filter_map(|call| {
+        let head = call.head.as_ref()?;
+        let (name, arguments) = (&head.name, &call.arguments);
+        Some((head.id.as_str(), Function { name, arguments }))
+    });
+    let mut message = Message {
+        role: "assistant",
+        content: Some(parts.text.as_str())
+            .filter(|text| !text.is_empty() || parts.calls.is_empty()),
+        refusal: (),
+        reasoning_content: thought,
+        reasoning: thought,
+        tool_calls: None,
+        function_call: None,
+    };
+    if context.calls.are_functions {
+        message.function_call = calls.map(|(_, function)| function).next();
+    } else if !parts.calls.is_empty() {
+        let calls = calls.map(|(id, function)| ToolCall {
+            id,
+            kind: "function",
+            function,
+        });
+        message.tool_calls = Some(calls.collect());
+    }
+    message
 }
 
 fn completion_choice<'a>(
@@ -152,7 +204,7 @@ fn completion_choice<'a>(
             Some(echo) => format!("{echo}{}", choice.unsent.text).into(),
         },
         logprobs: completion_logprobs(context, choice, scores),
-        finish_reason: finish_word(choice),
+        finish_reason: finish_word(context, choice),
         stop_reason: choice.stop_reason(context),
         token_ids: choice.token_ids(context),
         prompt_token_ids: choice.prompt_token_ids(context),
@@ -179,11 +231,9 @@ fn completion_logprobs<'a>(
     ))
 }
 
-fn finish_word(choice: &ChoiceState) -> FinishWord {
-    let reason = choice.ended;
-    reason
-        .expect("a body is written when all choices ended")
-        .into()
+fn finish_word(context: &ResponseContext, choice: &ChoiceState) -> FinishWord {
+    let word = choice.finish_word(context);
+    word.expect("a body is written when all choices ended")
 }
 
 fn prompt_logprobs<'a>(

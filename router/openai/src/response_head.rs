@@ -57,12 +57,20 @@ pub(crate) struct Usage {
     total_tokens: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_tokens_details: Option<PromptTokensDetails>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionTokensDetails>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 struct PromptTokensDetails {
     /// Tokens whose KV was in the prefix cache.
     cached_tokens: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+struct CompletionTokensDetails {
+    /// Tokens within thoughts, without their markers.
+    reasoning_tokens: u64,
 }
 
 impl Usage {
@@ -74,7 +82,15 @@ impl Usage {
             total_tokens: num_prompt + num_completion,
             prompt_tokens_details: num_cached
                 .map(|cached_tokens| PromptTokensDetails { cached_tokens }),
+            completion_tokens_details: None,
         }
+    }
+
+    /// With the tokens of thoughts, where thoughts are told apart.
+    pub(crate) fn with_thoughts(mut self, num_tokens: Option<u64>) -> Self {
+        self.completion_tokens_details =
+            num_tokens.map(|reasoning_tokens| CompletionTokensDetails { reasoning_tokens });
+        self
     }
 }
 

@@ -2,6 +2,7 @@
 
 use plait_core::{FinishReason, TokenId};
 
+use crate::answer_parts::CallCounts;
 use crate::choice_state::{Pushed, ResponseContext};
 use crate::choices::Choices;
 use crate::chunk_writer::{ChunkUsage, ChunkWriter};
@@ -160,6 +161,19 @@ impl ResponseWriter {
         out.extend_from_slice(b"data: [DONE]\n\n");
     }
 
+    fn num_thought_tokens(&self) -> Option<u64> {
+        let counts = self
+            .choices
+            .iter()
+            .map(|(it, _)| it.num_thought_tokens(&self.context));
+        counts.sum()
+    }
+
+    /// What became of a choice's tool calls so far.
+    pub fn call_counts(&self, choice: usize) -> CallCounts {
+        self.choices.get(choice).calls.counts
+    }
+
     fn usage(&self) -> Usage {
         let num_cached = self.choices.firsts().map(|it| it.num_cached_tokens).sum();
         Usage::new(
@@ -167,5 +181,6 @@ impl ResponseWriter {
             self.prompt_tokens_details.then_some(num_cached),
             self.choices.num_tokens(),
         )
+        .with_thoughts(self.num_thought_tokens())
     }
 }

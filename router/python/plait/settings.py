@@ -136,6 +136,26 @@ class TemplateSettings(msgspec.Struct, frozen=True, kw_only=True):
             unset="none",
         ),
     ] = None
+    tool_parser: Annotated[
+        str | None,
+        Setting(
+            "how the model writes tool calls: hermes, qwen3_coder, llama3_json, pythonic, deepseek_v3, deepseek_v31, "
+            "minimax_m2, mistral, glm45, kimi_k2, or none",
+            ("--tool-call-parser",),
+            unset="as the chat template shows",
+        ),
+    ] = None
+    reasoning_parser: Annotated[
+        str | None,
+        Setting(
+            "how the model writes its thoughts: qwen3 (<think>; deepseek_r1 and others are names for the same), "
+            "mistral ([THINK]), or none",
+            unset="as the chat template shows",
+        ),
+    ] = None
+    enable_auto_tool_choice: Annotated[
+        bool, Setting("take `tools` in chats and find calls in the answers; off: `tools` are refused")
+    ] = True
 
 
 class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):

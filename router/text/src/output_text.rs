@@ -75,10 +75,15 @@ impl OutputText {
         emit: Emit<'_>,
     ) -> Option<StopString> {
         let stop = self.end_text(vocabulary, stops, emit);
+        self.finish_parsing(emit);
+        stop
+    }
+
+    /// A stop string was found: passes on what the parser held back.
+    pub fn finish_parsing(&mut self, emit: Emit<'_>) {
         if let Some(parser) = &mut self.parser {
             parser.finish(emit);
         }
-        stop
     }
 
     /// A special token that the parser reads: the text before it is complete.

@@ -15,3 +15,5 @@ mod prompts;
 mod responses;
 #[cfg(test)]
 mod support;
+#[cfg(test)]
+mod tool_calls;

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from plait.http.bodies import SamplingFields
+from plait.http.tools import AskedChoice
 
 
 # budget: one field per field of the API
@@ -42,6 +43,15 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Chat only: the answer continues the last message."""
     reasoning_effort: str | None = None
     """Chat only: for the template."""
+    documents: list[dict[str, Any]] = []
+    """Chat only: for the template."""
+    tools: list[dict[str, Any]] = []
+    """Chat only: what the model may call."""
+    tool_choice: AskedChoice = AskedChoice()
+    single_call: bool = False
+    are_functions: bool = False
+    include_reasoning: bool = True
+    """Chat only: the answer has the thoughts."""
     prompts: list[str | list[int]] = []
     """Completions only: at least one. The choices of the first come first, then those of the others."""
     echo: bool = False

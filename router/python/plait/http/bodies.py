@@ -19,7 +19,7 @@ Integer = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-Role = Literal["system", "developer", "user", "assistant", "tool"]
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 TruncationSide = Literal["left", "right"]
@@ -27,6 +27,9 @@ CHOICES = {
     "role": get_args(Role),
     "reasoning_effort": get_args(ReasoningEffort),
     "truncation_side": get_args(TruncationSide),
+    "tool_choice": ("none", "auto", "required"),
+    "function_call": ("none", "auto"),
+    "mode": ("auto", "required"),
 }
 """The words that a field takes, by its name."""
 
@@ -131,6 +134,33 @@ class ContentPart(msgspec.Struct, kw_only=True):
     text: str | None = None
 
 
+class FunctionName(msgspec.Struct, kw_only=True):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, kw_only=True):
+    """A tool by its name."""
+
+    function: FunctionName
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    """Tools that may be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    """One tool, or several that may be called."""
+
+    type: str
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
+
+
 class Message(msgspec.Struct, kw_only=True):
     """One message of a chat."""
 
@@ -139,6 +169,8 @@ class Message(msgspec.Struct, kw_only=True):
     name: str | None = None
     tool_calls: list[dict[str, Json]] | None = None
     tool_call_id: str | None = None
+    function_call: dict[str, Json] | None = None
+    """The older form of one call in `tool_calls`."""
     reasoning_content: str | None = None
     reasoning: str | None = None
     """vLLM's newer name of `reasoning_content`."""
@@ -157,6 +189,19 @@ class ChatBody(ResponseFields, kw_only=True):
     """vLLM's; the answer continues the last message, which is the assistant's."""
     reasoning_effort: ReasoningEffort | None = None
     """Given to the template as `reasoning_effort`, and as `enable_thinking` and `thinking`: false for "none"."""
+    tools: list[dict[str, Json]] | None = None
+    """Functions that the model may call."""
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    """False: the answer ends after one call."""
+    functions: list[dict[str, Json]] | None = None
+    """The older form of `tools`."""
+    function_call: Literal["none", "auto"] | FunctionName | None = None
+    """The older form of `tool_choice`."""
+    documents: list[dict[str, Json]] | None = None
+    """vLLM's; for templates that know them."""
+    include_reasoning: bool | None = None
+    """vLLM's; false: the answer comes without the thoughts."""
     chat_template_kwargs: dict[str, Json] | None = None
     """vLLM's; further names for the model's template."""
 

@@ -39,19 +39,13 @@ _BOTH: Neutral = {
 }
 
 _CHAT: Neutral = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
     "moderation": (),
-    "include_reasoning": (True,),
     "verbosity": ("medium",),
     "web_search_options": (),
     "echo": (False,),
-    "documents": ([],),
     "chat_template": (),
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),

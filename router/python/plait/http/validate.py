@@ -21,11 +21,16 @@ from plait.http.bodies import (
 from plait.http.body_errors import explain, field_error, shown
 from plait.http.errors import ApiError
 from plait.http.identity import ClientIdentity
+from plait.http.tools import AskedTools, calls_of, read_tools
 from plait.http.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION, Neutral, check_supported
 
 ANONYMOUS = ClientIdentity()
 MAX_DEPTH = 16
 """Nesting of free-form values: tool calls and template arguments."""
+MAX_SCHEMA_DEPTH = 64
+"""Nesting of tools and documents."""
+_TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
+"""Roles that open models' templates do not know: OpenAI's newer name for instructions, its older one for results."""
 _WIDEST = range(-(1 << 63), 1 << 64)
 """Integers that serde_json reads as such."""
 
@@ -46,6 +51,9 @@ class _Asked(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     reasoning_effort: str | None = None
+    documents: list[dict[str, Json]] = []
+    tools: AskedTools = AskedTools()
+    include_reasoning: bool = True
     echo: bool = False
     prompts: list[str | list[int]] = []
 
@@ -66,6 +74,9 @@ def read_chat(raw: bytes, served_model: str, client: ClientIdentity = ANONYMOUS)
         add_generation_prompt=_adds_generation_prompt(body),
         continue_final_message=bool(body.continue_final_message),
         reasoning_effort=body.reasoning_effort,
+        documents=_free_form("documents", body.documents or []),
+        tools=_tools(body),
+        include_reasoning=body.include_reasoning is not False,
     )
     return _request(asked, body, served_model, client)
 
@@ -102,6 +113,12 @@ def _request(asked: _Asked, body: ResponseFields, served_model: str, client: Cli
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
         reasoning_effort=asked.reasoning_effort,
+        documents=asked.documents,
+        tools=asked.tools.tools,
+        tool_choice=asked.tools.tool_choice,
+        single_call=asked.tools.single_call,
+        are_functions=asked.tools.are_functions,
+        include_reasoning=asked.include_reasoning,
         prompts=asked.prompts,
         n=body.n,
         echo=asked.echo,
@@ -164,16 +181,27 @@ def _adds_generation_prompt(body: ChatBody) -> bool:
     return body.add_generation_prompt is not False and not body.continue_final_message
 
 
+def _tools(body: ChatBody) -> AskedTools:
+    asked = read_tools(body)
+    _free_form("functions" if asked.are_functions else "tools", asked.tools)
+    return asked
+
+
+def _free_form(param: str, values: list[dict[str, Json]]) -> list[dict[str, Json]]:
+    for index, value in enumerate(values):
+        _check_free_form(f"{param}[{index}]", value, MAX_SCHEMA_DEPTH)
+    return values
+
+
 def _message(index: int, message: Message) -> dict[str, Json]:
     """The message as templates want it: text content, and only the fields that were given."""
     rendered: dict[str, Json] = {
-        # Open models' templates know no developer; it is OpenAI's newer name for the system's instructions.
-        "role": "system" if message.role == "developer" else message.role,
+        "role": _TEMPLATE_ROLES.get(message.role, message.role),
         "content": _text(f"messages[{index}].content", message),
     }
-    if message.tool_calls is not None:
-        _check_free_form(f"messages[{index}].tool_calls", message.tool_calls)
-        rendered["tool_calls"] = [*message.tool_calls]
+    if calls := calls_of(message):
+        _check_free_form(f"messages[{index}].tool_calls", calls)
+        rendered["tool_calls"] = [*calls]
     for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
         if (value := getattr(message, name)) is not None:
             rendered[name] = value
@@ -216,7 +244,7 @@ def _check_free_form(param: str, value: object, depth: int = MAX_DEPTH) -> None:
     if not isinstance(value, dict | list):
         return
     if depth == 0:
-        raise field_error(param, f"is nested over {MAX_DEPTH} deep, which is the limit; flatten it")
+        raise field_error(param, "is nested deeper than is allowed; flatten it")
     for inner in value.values() if isinstance(value, dict) else value:
         _check_free_form(param, inner, depth - 1)
 

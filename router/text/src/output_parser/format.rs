@@ -307,7 +307,7 @@ impl ToolFormat {
         let shows = |signs: &&[&str]| signs.iter().all(|sign| source.contains(sign));
         TOOL_FORMATS
             .iter()
-            .find(|format| format.signs.iter().any(|signs| shows(signs)))
+            .find(|format| format.signs.iter().any(shows))
     }
 
     /// Markers with which a call may begin within a text.

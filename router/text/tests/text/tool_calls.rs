@@ -29,9 +29,7 @@ const FAMILIES: [&str; 11] = [
 /// Generated answers of each family: `PLAIT_CASES=2000` makes as many as were promised.
 fn num_answers() -> usize {
     let asked = std::env::var("PLAIT_CASES").ok();
-    asked.map_or(300, |asked| {
-        asked.parse().expect("PLAIT_CASES is a number")
-    })
+    asked.map_or(300, |asked| asked.parse().expect("PLAIT_CASES is a number"))
 }
 
 /// An answer put together from its pieces.
