@@ -19,15 +19,18 @@ from plait_proto.messages import (
     Fact,
     Fail,
     Fields,
+    ForwardDone,
     Heartbeat,
     Hello,
     Join,
     Kind,
+    MasksHeader,
     Message,
     NewSlot,
     Plan,
     PlanHeader,
     ResultHeader,
+    StepMasks,
     StepResult,
     StoreReply,
     StoreRequest,
@@ -53,12 +56,15 @@ _T = TypeVar("_T", bound=Fields)
 _ENCODER = msgspec.msgpack.Encoder()
 _PLAN_HEADER = msgspec.msgpack.Decoder(PlanHeader)
 _RESULT_HEADER = msgspec.msgpack.Decoder(ResultHeader)
+_MASKS_HEADER = msgspec.msgpack.Decoder(MasksHeader)
 _HELLO = msgspec.msgpack.Decoder(Hello)
 _FAIL = msgspec.msgpack.Decoder(Fail)
 _FLOATS = tuple(field.name for field in msgspec.structs.fields(NewSlot) if field.type is float)
 _JOIN = msgspec.msgpack.Decoder(Join)
 _STORE_REQUEST = msgspec.msgpack.Decoder(StoreRequest)
-_PLAIN: dict[Kind, msgspec.msgpack.Decoder[Welcome | Vote | Decision | Drain | Heartbeat | Bye | StoreReply]] = {
+_PLAIN: dict[
+    Kind, msgspec.msgpack.Decoder[Welcome | Vote | Decision | Drain | Heartbeat | Bye | StoreReply | ForwardDone]
+] = {
     Kind.WELCOME: msgspec.msgpack.Decoder(Welcome),
     Kind.VOTE: msgspec.msgpack.Decoder(Vote),
     Kind.DECISION: msgspec.msgpack.Decoder(Decision),
@@ -66,6 +72,7 @@ _PLAIN: dict[Kind, msgspec.msgpack.Decoder[Welcome | Vote | Decision | Drain | H
     Kind.HEARTBEAT: msgspec.msgpack.Decoder(Heartbeat),
     Kind.BYE: msgspec.msgpack.Decoder(Bye),
     Kind.STORE_REPLY: msgspec.msgpack.Decoder(StoreReply),
+    Kind.FORWARD_DONE: msgspec.msgpack.Decoder(ForwardDone),
 }
 _KINDS: dict[type[Message], Kind] = {
     Hello: Kind.HELLO,
@@ -81,11 +88,17 @@ _KINDS: dict[type[Message], Kind] = {
     Join: Kind.JOIN,
     StoreRequest: Kind.STORE_REQUEST,
     StoreReply: Kind.STORE_REPLY,
+    StepMasks: Kind.STEP_MASKS,
+    ForwardDone: Kind.FORWARD_DONE,
 }
 _NUM_OPTIONAL: dict[type[Fields], int] = {Hello: 2, Welcome: 1, Vote: 2, Decision: 1, Join: 1}
 """Fields at the end that may be left out."""
 # At least, and at most.
-_NUM_FRAMES = {kind: (2, 2) for kind in Kind} | {Kind.PLAN: (6, 9), Kind.STEP_RESULT: (6, 6)}
+_NUM_FRAMES = {kind: (2, 2) for kind in Kind} | {
+    Kind.PLAN: (6, 9),
+    Kind.STEP_RESULT: (6, 6),
+    Kind.STEP_MASKS: (5, 5),
+}
 # memoryview.cast rejects an empty buffer.
 _NO_WORDS = memoryview(array.array("I"))
 
@@ -102,6 +115,8 @@ def encode(message: Message) -> list[bytes]:
             return [kind, *_encode_plan(message)]
         case StepResult():
             return [kind, *_encode_result(message)]
+        case StepMasks():
+            return [kind, *_encode_masks(message)]
         case Hello():
             message = msgspec.structs.replace(message, device=_cut(message.device), dtype=_cut(message.dtype))
         case Fail():
@@ -135,6 +150,8 @@ def decode(frames: Sequence[Frame]) -> Message:
             return _decode_plan(frames)
         case Kind.STEP_RESULT:
             return _decode_result(frames)
+        case Kind.STEP_MASKS:
+            return _decode_masks(frames)
         case Kind.HELLO:
             hello = _unpack(kind, _HELLO, header)
             _check_texts(kind, hello.device, hello.dtype)
@@ -188,11 +205,12 @@ def _read_kind(frame: Frame, num_bytes: int) -> Kind:
 def _encode_plan(plan: Plan) -> list[bytes]:
     decision = plan.decision and _without_empty_last(plan.decision)
     header = (plan.step, plan.num_prefill, plan.num_decode, plan.new_slots, decision)
+    fields = (*header, True) if plan.awaits_masks else header
     arrays = [plan.rows, plan.token_ids, plan.appended_pages, plan.freed_slots]
     arrays += [plan.other_pages, plan.trimmed_slots, plan.adjustments]
     while len(arrays) > 4 and not len(arrays[-1]):
         arrays.pop()
-    return [_ENCODER.encode(header), *map(_array_bytes, arrays)]
+    return [_ENCODER.encode(fields), *map(_array_bytes, arrays)]
 
 
 def _encode_result(result: StepResult) -> list[bytes]:
@@ -211,9 +229,9 @@ def _decode_plan(frames: Sequence[Frame]) -> Plan:
     other_pages, trimmed_slots, adjustments = optional
     _check_rows(header, rows)
     _check_words(Kind.PLAN, 3, token_ids, _num_token_ids(rows[: 4 * header.num_prefill]))
-    _check_records(4, appended_pages, 2)
-    _check_records(6, other_pages, 3)
-    _check_records(7, trimmed_slots, 3)
+    _check_records(Kind.PLAN, 4, appended_pages, 2)
+    _check_records(Kind.PLAN, 6, other_pages, 3)
+    _check_records(Kind.PLAN, 7, trimmed_slots, 3)
     if 0 in (kinds := other_pages[::3].tolist()):
         slot = other_pages[3 * kinds.index(0) + 1]
         raise Malformed(f"frame 6 of PLAN has a page of kind 0 for slot {slot}; those are in frame 4")
@@ -233,6 +251,7 @@ def _decode_plan(frames: Sequence[Frame]) -> Plan:
         other_pages=other_pages,
         trimmed_slots=trimmed_slots,
         adjustments=adjustments,
+        awaits_masks=header.awaits_masks,
     )
 
 
@@ -245,9 +264,9 @@ def _check_rows(header: PlanHeader, rows: memoryview) -> None:
         raise Malformed(f"decode row {lengths.index(0)} computes no token; each computes at least one")
 
 
-def _check_records(frame: int, words: memoryview, record: int) -> None:
+def _check_records(kind: Kind, frame: int, words: memoryview, record: int) -> None:
     if len(words) % record:
-        raise Malformed(f"frame {frame} of PLAN has {len(words)} words; each record has {record}")
+        raise Malformed(f"frame {frame} of {kind.name} has {len(words)} words; each record has {record}")
 
 
 def _num_token_ids(prefill_rows: memoryview) -> int:
@@ -283,11 +302,21 @@ def _check_adjustments(words: memoryview) -> None:
 def _decode_result(frames: Sequence[Frame]) -> StepResult:
     header = _unpack(Kind.STEP_RESULT, _RESULT_HEADER, frames[1])
     num_accepted, token_ids, logprobs, prompt_logprobs = map(_words, frames[2:])
-    counts = num_accepted.tolist()
-    if 0 in counts:
-        raise Malformed(f"sampled row {counts.index(0)} accepted no token; each accepts at least one")
-    _check_words(Kind.STEP_RESULT, 3, token_ids, sum(counts))
+    _check_words(Kind.STEP_RESULT, 3, token_ids, sum(num_accepted.tolist()))
     return StepResult(header.step, header.elapsed_us, num_accepted, token_ids, logprobs, prompt_logprobs)
+
+
+def _encode_masks(masks: StepMasks) -> list[bytes]:
+    header = MasksHeader(masks.step, masks.is_last, masks.num_mask_words)
+    return [_ENCODER.encode(header), *map(_array_bytes, (masks.masked, masks.left_out, masks.new_masks))]
+
+
+def _decode_masks(frames: Sequence[Frame]) -> StepMasks:
+    header = _unpack(Kind.STEP_MASKS, _MASKS_HEADER, frames[1])
+    masked, left_out, new_masks = map(_words, frames[2:])
+    _check_records(Kind.STEP_MASKS, 2, masked, 3)
+    _check_records(Kind.STEP_MASKS, 4, new_masks, 1 + header.num_mask_words)
+    return StepMasks(header.step, header.is_last, header.num_mask_words, masked, left_out, new_masks)
 
 
 def _unpack(kind: Kind, decoder: msgspec.msgpack.Decoder[_T], frame: Frame) -> _T:

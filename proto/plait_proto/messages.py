@@ -39,6 +39,8 @@ class Kind(enum.IntEnum):
     JOIN = 11
     STORE_REQUEST = 12
     STORE_REPLY = 13
+    STEP_MASKS = 14
+    FORWARD_DONE = 15
 
 
 class Mode(enum.IntEnum):
@@ -291,6 +293,8 @@ class PlanHeader(Fields, frozen=True):
     num_decode: U32
     new_slots: tuple[NewSlot, ...]
     decision: Decision | None
+    awaits_masks: bool = False
+    """Left out while it is false."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -316,6 +320,8 @@ class Plan(msgspec.Struct, frozen=True):
     """``kind, slot, num_pages``: a slot keeps its first pages. Left out while it is empty."""
     adjustments: Words = b""
     """Records of the new slots that change their logits (``plait_proto.adjustments``). Left out while it is empty."""
+    awaits_masks: bool = False
+    """Rows sample under masks: the step is sampled when its last ``StepMasks`` is there."""
 
 
 IS_LAST_CHUNK = 1
@@ -338,13 +344,44 @@ class StepResult(msgspec.Struct, frozen=True):
     elapsed_us: int
     """The step's own time: from taking the plan, or from the end of the step before if that is later."""
     num_accepted: Words
-    """Tokens accepted of each row that sampled, in row order; at least 1 each."""
+    """Tokens accepted of each row that samples, in row order; 0 of one that was left out for lack of its mask."""
     token_ids: Words
     """Their ids, one row after the other."""
     logprobs: Words
     """``logprob f32, rank, K ids, K logprobs f32`` of each accepted token whose request asked for it."""
     prompt_logprobs: Words
     """The same for the prompt tokens that this step's prefill rows predicted."""
+
+
+class MasksHeader(Fields, frozen=True):
+    """Frame 1 of a step's masks."""
+
+    step: U64
+    is_last: bool
+    """No other message with masks of this step follows."""
+    num_mask_words: U32
+    """Words of a mask."""
+
+
+class StepMasks(msgspec.Struct, frozen=True):
+    """Which tokens rows of a step may sample. Rows are counted among those that sample."""
+
+    step: int
+    is_last: bool
+    num_mask_words: int
+    masked: Words
+    """``row, position, mask``: the number of the mask under which a row's token is sampled."""
+    left_out: Words
+    """Rows that sample nothing: their masks are late, or their tokens are not wanted."""
+    new_masks: Words
+    """``mask, words``: its number, under which it is kept until another one gets that number; bit ``t % 32`` of word
+    ``t // 32`` allows token t."""
+
+
+class ForwardDone(Fields, frozen=True):
+    """The device has finished the forward of a step that awaits masks, and they are not here."""
+
+    step: U64
 
 
 Message = (
@@ -361,4 +398,6 @@ Message = (
     | Join
     | StoreRequest
     | StoreReply
+    | StepMasks
+    | ForwardDone
 )

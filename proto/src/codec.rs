@@ -10,6 +10,7 @@ use crate::message::Message;
 use crate::msgpack::{pack, unpack};
 use crate::plan::{PlanEncoder, decode_plan};
 use crate::result::{decode_result, encode_result};
+use crate::step_masks::{decode_masks, encode_masks};
 
 /// A message as ZeroMQ carries it.
 pub type Frames = Vec<Vec<u8>>;
@@ -44,6 +45,8 @@ pub fn encode(message: &Message) -> Frames {
         Message::Join(join) => vec![packed(join)],
         Message::StoreRequest(request) => vec![packed(request)],
         Message::StoreReply(reply) => vec![packed(reply)],
+        Message::StepMasks(masks) => encode_masks(masks),
+        Message::ForwardDone(done) => vec![packed(done)],
     };
     std::iter::once(kind).chain(rest).collect()
 }
@@ -77,7 +80,7 @@ fn decode_kind<F: AsRef<[u8]>>(
         Kind::Hello => Message::Hello(unpack_extensible(kind, header)?),
         Kind::Welcome => Message::Welcome(unpack_extensible(kind, header)?),
         Kind::Plan => Message::Plan(decode_plan(header, &borrowed(arrays))?),
-        Kind::StepResult => Message::StepResult(decode_result(header, four(arrays))?),
+        Kind::StepResult => Message::StepResult(decode_result(header, array_of(arrays))?),
         Kind::Vote => Message::Vote(unpack_extensible(kind, header)?),
         Kind::Decision => Message::Decision(unpack_extensible(kind, header)?),
         Kind::Drain => Message::Drain(unpack_extensible(kind, header)?),
@@ -87,6 +90,8 @@ fn decode_kind<F: AsRef<[u8]>>(
         Kind::Join => Message::Join(unpack_extensible(kind, header)?),
         Kind::StoreRequest => Message::StoreRequest(unpack_extensible(kind, header)?),
         Kind::StoreReply => Message::StoreReply(unpack_extensible(kind, header)?),
+        Kind::StepMasks => Message::StepMasks(decode_masks(header, array_of(arrays))?),
+        Kind::ForwardDone => Message::ForwardDone(unpack_extensible(kind, header)?),
     })
 }
 
@@ -94,8 +99,8 @@ fn borrowed<F: AsRef<[u8]>>(arrays: &[F]) -> Vec<&[u8]> {
     arrays.iter().map(AsRef::as_ref).collect()
 }
 
-/// The arrays of a kind that has four.
-fn four<F: AsRef<[u8]>>(arrays: &[F]) -> [&[u8]; 4] {
+/// The arrays of a kind that always has so many.
+fn array_of<F: AsRef<[u8]>, const N: usize>(arrays: &[F]) -> [&[u8]; N] {
     std::array::from_fn(|index| arrays[index].as_ref())
 }
 

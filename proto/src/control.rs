@@ -253,6 +253,14 @@ pub struct Heartbeat {
     pub step: u64,
 }
 
+/// The device has finished the forward of a step that awaits masks, and they are not here. From the replica's first
+/// rank; the answer is the step's last masks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForwardDone {
+    /// Which step.
+    pub step: u64,
+}
+
 /// The sender gives up (a worker, an engine of a group), or rejects the receiver (the engine).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fail {

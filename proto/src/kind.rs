@@ -32,11 +32,15 @@ pub enum Kind {
     StoreRequest = 12,
     /// [`crate::StoreReply`]
     StoreReply = 13,
+    /// [`crate::StepMasks`]
+    StepMasks = 14,
+    /// [`crate::ForwardDone`]
+    ForwardDone = 15,
 }
 
 impl Kind {
     /// Every kind, in the order of their bytes.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::Hello,
         Self::Welcome,
         Self::Plan,
@@ -50,6 +54,8 @@ impl Kind {
         Self::Join,
         Self::StoreRequest,
         Self::StoreReply,
+        Self::StepMasks,
+        Self::ForwardDone,
     ];
 
     /// How many frames a message of this kind may have, the first two included.
@@ -57,6 +63,7 @@ impl Kind {
         match self {
             Self::Plan => 6..=9,
             Self::StepResult => 6..=6,
+            Self::StepMasks => 5..=5,
             _ => 2..=2,
         }
     }

@@ -22,6 +22,7 @@ mod plan;
 mod result;
 #[cfg(test)]
 mod schema;
+mod step_masks;
 mod word_arrays;
 
 pub use adjustment::{Adjustment, TokenBias};
@@ -30,8 +31,9 @@ pub use codec::{
     Frames, MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, decode, encode,
 };
 pub use control::{
-    Bye, CapturedSize, Decision, Drain, ExitCode, Fact, Fail, Heartbeat, Hello, Join, Mode,
-    PROTOCOL, PageKind, PromptCounts, StoreOperation, StoreReply, StoreRequest, Vote, Welcome,
+    Bye, CapturedSize, Decision, Drain, ExitCode, Fact, Fail, ForwardDone, Heartbeat, Hello, Join,
+    Mode, PROTOCOL, PageKind, PromptCounts, StoreOperation, StoreReply, StoreRequest, Vote,
+    Welcome,
 };
 pub use families::{AttentionKind, CacheKind, Family, LayerKind};
 pub use fingerprint::{Fingerprint, config_fingerprint, schema_fingerprint};
@@ -41,3 +43,4 @@ pub use message::Message;
 pub use new_slot::{NewSlot, SamplingParams};
 pub use plan::{AppendedPage, DecodeRow, OtherPage, Plan, PlanEncoder, PrefillRow, TrimmedSlot};
 pub use result::{LogprobRecord, LogprobRecords, StepResult};
+pub use step_masks::{MaskedRow, NewMask, StepMasks};

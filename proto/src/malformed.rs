@@ -28,7 +28,7 @@ pub enum Malformed {
         bytes: usize,
     },
     /// An unknown kind.
-    #[error("kind {byte} is unknown; kinds go from 1 to 13")]
+    #[error("kind {byte} is unknown; kinds go from 1 to 15")]
     UnknownKind {
         /// Frame 0.
         byte: u8,
@@ -154,12 +154,6 @@ pub enum Malformed {
         field: &'static str,
         /// What was given, in words.
         value: String,
-    },
-    /// A row that sampled and accepted nothing.
-    #[error("sampled row {row} accepted no token; each accepts at least one")]
-    NothingAccepted {
-        /// Which of the rows that sampled.
-        row: usize,
     },
 }
 

@@ -3,11 +3,13 @@
 use serde::{Deserialize, Serialize};
 
 use crate::control::{
-    Bye, Decision, Drain, Fail, Heartbeat, Hello, Join, StoreReply, StoreRequest, Vote, Welcome,
+    Bye, Decision, Drain, Fail, ForwardDone, Heartbeat, Hello, Join, StoreReply, StoreRequest,
+    Vote, Welcome,
 };
 use crate::kind::Kind;
 use crate::plan::Plan;
 use crate::result::StepResult;
+use crate::step_masks::StepMasks;
 
 /// Any message. Where a variant is renamed, the golden files keep the name of the first release.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,6 +31,8 @@ pub enum Message {
     Join(Join),
     StoreRequest(StoreRequest),
     StoreReply(StoreReply),
+    StepMasks(StepMasks),
+    ForwardDone(ForwardDone),
 }
 
 impl Message {
@@ -48,6 +52,8 @@ impl Message {
             Self::Join(_) => Kind::Join,
             Self::StoreRequest(_) => Kind::StoreRequest,
             Self::StoreReply(_) => Kind::StoreReply,
+            Self::StepMasks(_) => Kind::StepMasks,
+            Self::ForwardDone(_) => Kind::ForwardDone,
         }
     }
 }
@@ -62,4 +68,4 @@ macro_rules! into_message {
     )*};
 }
 into_message!(Hello Welcome Plan StepResult Vote Decision Drain Heartbeat Fail Bye Join);
-into_message!(StoreRequest StoreReply);
+into_message!(StoreRequest StoreReply StepMasks ForwardDone);

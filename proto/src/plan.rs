@@ -43,6 +43,9 @@ pub struct Plan {
     pub adjustments: Vec<Adjustment>,
     /// Slots that become free.
     pub freed_slots: Vec<u32>,
+    /// Rows sample under masks: the ranks sample the step when its last [`crate::StepMasks`] is there.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub awaits_masks: bool,
 }
 
 /// A chunk of a prompt.
@@ -108,6 +111,11 @@ fn one() -> u32 {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
 fn is_one(length: &u32) -> bool {
     *length == 1
 }
@@ -151,6 +159,8 @@ pub struct PlanHeader<NewSlots, Decision> {
     num_decode: u32,
     new_slots: NewSlots,
     decision: Decision,
+    #[serde(default, skip_serializing_if = "is_false")]
+    awaits_masks: bool,
 }
 
 impl<'plan> PlanHeader<&'plan [NewSlot], &'plan Option<Decision>> {
@@ -161,6 +171,7 @@ impl<'plan> PlanHeader<&'plan [NewSlot], &'plan Option<Decision>> {
             num_decode: num_rows(&plan.decode),
             new_slots: &plan.new_slots,
             decision: &plan.decision,
+            awaits_masks: plan.awaits_masks,
         }
     }
 }
@@ -272,6 +283,7 @@ pub fn decode_plan(header: &[u8], arrays: &[&[u8]]) -> Result<Plan, Malformed> {
             num_pages,
         })?,
         adjustments: adjustment::read(&array(8))?,
+        awaits_masks: header.awaits_masks,
     };
     check_token_ids(&plan)?;
     check_page_kinds(&plan)?;

@@ -7,6 +7,7 @@ use crate::kind::Kind;
 use crate::message::Message;
 use crate::plan::{Plan, PlanHeader};
 use crate::result::{ResultHeader, StepResult};
+use crate::step_masks::{MasksHeader, StepMasks};
 
 const SCHEMA: &str = include_str!("../plait_proto/schema.txt");
 
@@ -71,6 +72,7 @@ fn the_schema_lists_the_fields_of_plain_messages() {
         "join_facts",
         "store_request",
         "store_reply",
+        "forward_done",
     ] {
         let message = golden(name);
         let heading = format!("{:?} = {}", message.kind(), message.kind() as u8);
@@ -83,10 +85,18 @@ fn the_schema_lists_the_fields_of_headers_and_new_slots() {
     let Message::Plan(plan) = golden("plan_logprobs") else {
         panic!("a plan")
     };
-    assert_eq!(listed("Plan = 3"), names(&PlanHeader::of(&Plan::default())));
+    let masked = Plan {
+        awaits_masks: true,
+        ..Plan::default()
+    };
+    assert_eq!(listed("Plan = 3"), names(&PlanHeader::of(&masked)));
     assert_eq!(
         listed("StepResult = 4"),
         names(&ResultHeader::of(&StepResult::default()))
+    );
+    assert_eq!(
+        listed("StepMasks = 14"),
+        names(&MasksHeader::of(&StepMasks::default()))
     );
     assert_eq!(listed("NewSlot"), names(&plan.new_slots[0]));
     let Message::Hello(hello) = golden("hello_graphs") else {

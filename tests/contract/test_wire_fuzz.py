@@ -15,6 +15,7 @@ from plait_proto import (
     Decision,
     Drain,
     Fail,
+    ForwardDone,
     Heartbeat,
     Hello,
     Join,
@@ -22,6 +23,7 @@ from plait_proto import (
     Message,
     NewSlot,
     Plan,
+    StepMasks,
     StepResult,
     Vote,
     Welcome,
@@ -175,12 +177,13 @@ def plans(draw: st.DrawFn) -> Plan:
         other_pages=draw(triples(st.integers(1, 2**32 - 1))),
         trimmed_slots=draw(triples(U32)),
         adjustments=b"".join(draw(st.lists(adjustments(), max_size=3))),
+        awaits_masks=draw(st.booleans()),
     )
 
 
 @st.composite
 def results(draw: st.DrawFn) -> StepResult:
-    accepted = draw(st.lists(st.lists(U32, min_size=1, max_size=3), max_size=20))
+    accepted = draw(st.lists(st.lists(U32, max_size=3), max_size=20))
     return StepResult(
         step=draw(st.integers(0, 2**64 - 1)),
         elapsed_us=draw(st.integers(0, 2**64 - 1)),
@@ -191,7 +194,21 @@ def results(draw: st.DrawFn) -> StepResult:
     )
 
 
-PLAIN: tuple[type[Message], ...] = (Hello, Welcome, Vote, Decision, Drain, Heartbeat, Fail, Bye, Join)
+@st.composite
+def step_masks(draw: st.DrawFn) -> StepMasks:
+    num_words = draw(st.integers(0, 4))
+    masks = draw(st.lists(st.lists(U32, min_size=1 + num_words, max_size=1 + num_words), max_size=4))
+    return StepMasks(
+        step=draw(st.integers(0, 2**64 - 1)),
+        is_last=draw(st.booleans()),
+        num_mask_words=num_words,
+        masked=draw(triples(U32)),
+        left_out=draw(arrays()),
+        new_masks=words([word for mask in masks for word in mask]),
+    )
+
+
+PLAIN: tuple[type[Message], ...] = (Hello, Welcome, Vote, Decision, Drain, Heartbeat, Fail, Bye, Join, ForwardDone)
 
 
 @settings(max_examples=2000, deadline=None)
@@ -205,7 +222,7 @@ def test_mutated_frames_give_a_message_or_malformed(frames: Frames) -> None:
 
 
 @settings(max_examples=500, deadline=None)
-@given(st.integers(0, 12), st.binary(max_size=200))
+@given(st.integers(0, 16), st.binary(max_size=200))
 def test_noise_gives_a_message_or_malformed(kind: int, header: bytes) -> None:
     with contextlib.suppress(Malformed):
         decode([bytes([kind]), header])
@@ -218,8 +235,8 @@ def test_a_plain_message_survives_its_frames(message: Message) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(plans() | results())
-def test_a_message_with_arrays_survives_its_frames(message: Plan | StepResult) -> None:
+@given(plans() | results() | step_masks())
+def test_a_message_with_arrays_survives_its_frames(message: Plan | StepResult | StepMasks) -> None:
     decoded = decode(encode(message))
     assert type(decoded) is type(message)
     assert encode(decoded) == encode(message)

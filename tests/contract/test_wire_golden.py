@@ -15,6 +15,7 @@ from plait_proto import (
     Kind,
     Message,
     Plan,
+    StepMasks,
     StepResult,
     Words,
     decode,
@@ -26,7 +27,7 @@ from plait_testing.wire_golden import GOLDEN, NAMES, golden_frames
 # The golden files keep the names that their messages had when they were written.
 GOLDEN_KINDS = {"Decision": "Verdict", "Heartbeat": "Beat"}
 GOLDEN_FIELDS = {"decision": "verdict"}
-OPTIONAL = {"other_kinds": (), "graphs": (), "prompts": None, "tokens": b"", "facts": ()}
+OPTIONAL = {"other_kinds": (), "graphs": (), "prompts": None, "tokens": b"", "facts": (), "awaits_masks": False}
 PLAN_ROWS = {"num_prefill", "num_decode", "rows", "appended_pages", "other_pages", "trimmed_slots", "adjustments"}
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
@@ -44,6 +45,8 @@ def described(message: Message) -> Json:
     match message:
         case Plan():
             return {"kind": kind, **plain(message, drop=PLAN_ROWS), **plan_rows(message)}
+        case StepMasks():
+            return {"kind": kind, **plain(message, drop={"masked", "new_masks"}), **mask_rows(message)}
         case _:
             return {"kind": kind, **plain(message)}
 
@@ -89,6 +92,16 @@ def plan_rows(plan: Plan) -> dict[str, Json]:
             "adjustments": [adjustment(it) for it in read_adjustments(memoryview(plan.adjustments))],
         }.items()
         if listed
+    }
+
+
+def mask_rows(masks: StepMasks) -> dict[str, Json]:
+    size = 1 + masks.num_mask_words
+    words = list(masks.new_masks)
+    new_masks = [words[first : first + size] for first in range(0, len(words), size)]
+    return {
+        "masked": records(masks.masked, "row", "position", "mask"),
+        "new_masks": [{"mask": number, "words": cast("Json", bits)} for number, *bits in new_masks],
     }
 
 

@@ -9,7 +9,20 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from plait_proto import ExitCode, Fail, Heartbeat, Hello, Malformed, Message, NewSlot, Plan, StepResult, decode, encode
+from plait_proto import (
+    ExitCode,
+    Fail,
+    Heartbeat,
+    Hello,
+    Malformed,
+    Message,
+    NewSlot,
+    Plan,
+    StepMasks,
+    StepResult,
+    decode,
+    encode,
+)
 from plait_proto.codec import MAX_FRAME_BYTES, MAX_HEADER_BYTES, MAX_TEXT_BYTES
 
 
@@ -83,8 +96,8 @@ def test_the_number_of_frames_is_that_of_the_kind() -> None:
     [
         (b"", "frame 0 has 0 bytes; the kind is one byte"),
         (b"\x03\x03", "frame 0 has 2 bytes; the kind is one byte"),
-        (b"\x00", "kind 0 is unknown; kinds go from 1 to 13"),
-        (b"\x0e", "kind 14 is unknown; kinds go from 1 to 13"),
+        (b"\x00", "kind 0 is unknown; kinds go from 1 to 15"),
+        (b"\x10", "kind 16 is unknown; kinds go from 1 to 15"),
     ],
 )
 def test_the_kind_is_one_known_byte(kind: bytes, reason: str) -> None:
@@ -196,9 +209,14 @@ def test_sampling_parameters_are_finite(field: str, value: float) -> None:
     assert refused == f"slot 3: {field} is {value}; a finite number is needed"
 
 
-def test_a_row_that_sampled_accepted_something_and_sent_it() -> None:
-    assert refusal(RESULT, replaced(2, words(3, 0))) == "sampled row 1 accepted no token; each accepts at least one"
+def test_the_tokens_of_a_result_are_those_that_its_rows_accepted() -> None:
     assert refusal(RESULT, replaced(3, words(7))) == "frame 3 of STEP_RESULT has 1 words; the rest of it says 3"
+
+
+@pytest.mark.parametrize("frame", [2, 4])
+def test_masks_are_whole_records_of_the_length_that_their_header_says(frame: int) -> None:
+    masks = StepMasks(5, True, 2, words(0, 0, 1), words(), words(1, 3, 4))
+    assert refusal(masks, replaced(frame, words(1, 2))) == f"frame {frame} of STEP_MASKS has 2 words; each record has 3"
 
 
 @pytest.mark.parametrize("header", [b"", b"\x95\x05", b"\x92\x01\x02", b"\x95\x05\x01\x01\x90\xc0\x00", b"\xc1"])

@@ -11,7 +11,7 @@ from msgspec import inspect
 from plait_proto import SCHEMA_FINGERPRINT, Kind, config_fingerprint, messages
 
 SCHEMA = (resources.files("plait_proto") / "schema.txt").read_text(encoding="utf-8")
-HEADERS = {"Plan": "PlanHeader", "StepResult": "ResultHeader"}
+HEADERS = {"Plan": "PlanHeader", "StepResult": "ResultHeader", "StepMasks": "MasksHeader"}
 
 
 def sections() -> dict[str, list[str]]:
@@ -70,14 +70,14 @@ def test_the_schema_lists_the_fields_and_their_types(heading: str) -> None:
     assert wire_fields(HEADERS.get(name, name)) == listed
 
 
-@pytest.mark.parametrize("heading", ["Plan = 3", "StepResult = 4"])
+@pytest.mark.parametrize("heading", ["Plan = 3", "StepResult = 4", "StepMasks = 14"])
 def test_the_schema_lists_the_frames_after_the_header(heading: str) -> None:
     name = heading.partition(" = ")[0]
     listed = [line.split(":")[0] for line in sections()[heading] if line.startswith("frame ")]
-    fields = struct_named(name).__struct_fields__
-    num_header_fields = len(struct_named(HEADERS[name]).__struct_fields__)
-    assert [f"frame {index} {field}" for index, field in enumerate(fields[num_header_fields:], start=2)] == listed
-    assert fields[:num_header_fields] == struct_named(HEADERS[name]).__struct_fields__
+    fields, in_header = struct_named(name).__struct_fields__, struct_named(HEADERS[name]).__struct_fields__
+    arrays = [field for field in fields if field not in in_header]
+    assert [f"frame {index} {field}" for index, field in enumerate(arrays, start=2)] == listed
+    assert set(in_header) <= set(fields)
 
 
 def test_the_schema_lists_every_kind_with_its_byte() -> None:

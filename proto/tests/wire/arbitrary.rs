@@ -2,9 +2,9 @@
 
 use plait_proto::{
     Adjustment, AppendedPage, Bye, CapturedSize, Decision, DecodeRow, Drain, ExitCode, Fact, Fail,
-    Heartbeat, Hello, Join, Message, Mode, NewSlot, OtherPage, PageKind, Plan, PrefillRow,
-    PromptCounts, SamplingParams, StepResult, StoreOperation, StoreReply, StoreRequest, TokenBias,
-    TrimmedSlot, Vote, Welcome,
+    ForwardDone, Heartbeat, Hello, Join, MaskedRow, Message, Mode, NewMask, NewSlot, OtherPage,
+    PageKind, Plan, PrefillRow, PromptCounts, SamplingParams, StepMasks, StepResult,
+    StoreOperation, StoreReply, StoreRequest, TokenBias, TrimmedSlot, Vote, Welcome,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -26,6 +26,8 @@ pub fn message() -> impl Strategy<Value = Message> {
         join().prop_map(Message::Join),
         store_request().prop_map(Message::StoreRequest),
         store_reply().prop_map(Message::StoreReply),
+        step_masks().prop_map(Message::StepMasks),
+        any::<u64>().prop_map(|step| ForwardDone { step }.into()),
     ]
 }
 
@@ -229,7 +231,12 @@ fn fail() -> impl Strategy<Value = Fail> {
 }
 
 pub fn plan() -> impl Strategy<Value = Plan> {
-    let header = (any::<u64>(), vec(new_slot(), 0..5), option::of(decision()));
+    let header = (
+        any::<u64>(),
+        vec(new_slot(), 0..5),
+        option::of(decision()),
+        any::<bool>(),
+    );
     let rows = (vec(prefill_row(), 0..5), vec(decode_row(), 0..20));
     let changes = (
         vec(appended_page(), 0..10),
@@ -253,6 +260,7 @@ pub fn plan() -> impl Strategy<Value = Plan> {
             other_pages: changes.2.clone(),
             trimmed_slots: changes.3.clone(),
             adjustments: changes.4.clone(),
+            awaits_masks: header.3,
         })
     })
 }
@@ -354,7 +362,7 @@ fn adjustment() -> impl Strategy<Value = Adjustment> {
 }
 
 fn step_result() -> impl Strategy<Value = StepResult> {
-    let accepted = vec(vec(any::<u32>(), 1..4), 0..20);
+    let accepted = vec(vec(any::<u32>(), 0..4), 0..20);
     let records = || vec(any::<u32>(), 0..50);
     (any::<[u64; 2]>(), accepted, records(), records()).prop_map(
         |([step, elapsed_us], accepted, logprobs, prompt_logprobs)| StepResult {
@@ -367,6 +375,32 @@ fn step_result() -> impl Strategy<Value = StepResult> {
             token_ids: accepted.concat(),
             logprobs,
             prompt_logprobs,
+        },
+    )
+}
+
+fn step_masks() -> impl Strategy<Value = StepMasks> {
+    let masked = any::<[u32; 3]>().prop_map(|[row, position, mask]| MaskedRow {
+        row,
+        position,
+        mask,
+    });
+    let lists = (vec(masked, 0..5), vec(any::<u32>(), 0..5));
+    (any::<u64>(), any::<bool>(), 0..5_u32, lists).prop_flat_map(
+        |(step, is_last, num_mask_words, (masked, left_out))| {
+            let words = vec(any::<u32>(), num_mask_words as usize);
+            let new_mask = (any::<u32>(), words).prop_map(|(mask, words)| NewMask {
+                mask,
+                words: words.into(),
+            });
+            vec(new_mask, 0..4).prop_map(move |new_masks| StepMasks {
+                step,
+                is_last,
+                num_mask_words,
+                masked: masked.clone(),
+                left_out: left_out.clone(),
+                new_masks,
+            })
         },
     )
 }

@@ -147,7 +147,7 @@ proptest! {
     }
 
     #[test]
-    fn noise_gives_a_message_or_malformed(kind in 0..12_u8, header in vec(any::<u8>(), 0..200)) {
+    fn noise_gives_a_message_or_malformed(kind in 0..17_u8, header in vec(any::<u8>(), 0..200)) {
         let _: Result<_, Malformed> = decode(&[vec![kind], header]);
     }
 }

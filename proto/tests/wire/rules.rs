@@ -2,8 +2,9 @@
 
 use plait_proto::{
     Adjustment, DecodeRow, Fail, Frames, Kind, LogprobRecords, MAX_FRAME_BYTES, MAX_HEADER_BYTES,
-    MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, Malformed, Message, NewSlot, OtherPage, Plan, PrefillRow,
-    SamplingParams, StepResult, TokenBias, TrimmedSlot, decode, encode,
+    MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, Malformed, MaskedRow, Message, NewMask, NewSlot, OtherPage,
+    Plan, PrefillRow, SamplingParams, StepMasks, StepResult, TokenBias, TrimmedSlot, decode,
+    encode,
 };
 
 fn plan() -> Plan {
@@ -80,7 +81,7 @@ fn the_kind_is_one_known_byte() {
     assert_eq!(kind(&[]), Malformed::KindSize { bytes: 0 });
     assert_eq!(kind(&[3, 3]), Malformed::KindSize { bytes: 2 });
     assert_eq!(kind(&[0]), Malformed::UnknownKind { byte: 0 });
-    assert_eq!(kind(&[14]), Malformed::UnknownKind { byte: 14 });
+    assert_eq!(kind(&[16]), Malformed::UnknownKind { byte: 16 });
 }
 
 #[test]
@@ -340,9 +341,7 @@ fn sampling_parameters_are_finite() {
 }
 
 #[test]
-fn a_row_that_sampled_accepted_something_and_sent_it() {
-    let nothing = refusal(result(), |frames| frames[2][4] = 0);
-    assert_eq!(nothing, Malformed::NothingAccepted { row: 1 });
+fn the_tokens_of_a_result_are_those_that_its_rows_accepted() {
     let missing = refusal(result(), |frames| frames[3].truncate(4));
     let (kind, frame) = (Kind::StepResult, 3);
     assert_eq!(
@@ -354,6 +353,36 @@ fn a_row_that_sampled_accepted_something_and_sent_it() {
             expected: 3
         }
     );
+}
+
+#[test]
+fn masks_are_whole_records_of_the_length_that_their_header_says() {
+    let masks = StepMasks {
+        num_mask_words: 2,
+        masked: vec![MaskedRow {
+            row: 0,
+            position: 0,
+            mask: 1,
+        }],
+        new_masks: vec![NewMask {
+            mask: 1,
+            words: [3, 4].into(),
+        }],
+        ..StepMasks::default()
+    };
+    for (frame, record) in [(2, 3), (4, 3)] {
+        let cut = refusal(masks.clone(), |frames| frames[frame].truncate(8));
+        let (kind, given) = (Kind::StepMasks, 2);
+        assert_eq!(
+            cut,
+            Malformed::CutRecord {
+                kind,
+                frame,
+                given,
+                record
+            }
+        );
+    }
 }
 
 #[test]
@@ -385,7 +414,7 @@ fn fields_that_came_later_are_ignored() {
         Ok(plait_proto::Heartbeat { rank: 1, step: 2 }.into())
     );
     let decision = [0x99, 1, 0, 0, 0xc0, 0xc4, 0, 0xc2, 0xc2, 0xc4, 0, 9];
-    let plan = [&[0x96, 1, 0, 0, 0x90][..], &decision, &[9]].concat();
+    let plan = [&[0x97, 1, 0, 0, 0x90][..], &decision, &[0xc2, 9]].concat();
     let empty = Vec::new;
     let decoded = decode(&[vec![3], plan, empty(), empty(), empty(), empty()]).unwrap();
     assert!(matches!(

@@ -49,6 +49,7 @@ impl EventLoop {
             | Message::Decision(_)
             | Message::Drain(_)
             | Message::Join(_)
+            | Message::StepMasks(_)
             | Message::StoreReply(_) => {
                 let kind = message.kind();
                 self.lose_rank(
