@@ -14,9 +14,9 @@ from plait_worker.attention.backend import StepAttention
 from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.attention.spec import AttentionSpec, MhaShape
 from plait_worker.cache import CacheSpec, KVCache
-from plait_worker.loop import Rank
 from plait_worker.model_config import ModelConfig, RopeConfig
 from plait_worker.parallel import Parallel
+from plait_worker.rank import Rank
 from plait_worker.rows import Rows
 from plait_worker.slots import Slots
 from torch import Tensor
@@ -126,7 +126,7 @@ def counting_rank(
         model=model,
         cache=KVCache(model.cache_specs, num_pages, page_size, cpu),
         attention=ModelAttention([Unplanned()]),
-        slots=Slots(num_slots, num_pages, page_size, max_model_len, cpu),
+        slots=Slots(num_slots, num_pages, page_size, max_model_len, cpu, VOCAB),
         parallel=Parallel(),
     )
     return rank, model

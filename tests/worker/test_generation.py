@@ -13,10 +13,10 @@ from plait_testing.attention_cases import cpu_attention
 from plait_testing.stepper import Record, Stepper
 from plait_testing.tiny_models import VOCAB, save_tiny_llama
 from plait_worker.cache import KVCache
-from plait_worker.loop import Rank
 from plait_worker.models.loader import load_model
 from plait_worker.models.model import Model
 from plait_worker.parallel import Parallel
+from plait_worker.rank import Rank
 from plait_worker.slots import Slots
 from transformers import LlamaForCausalLM
 

@@ -22,10 +22,10 @@ from plait_worker.cache import KVCache
 from plait_worker.graph_inputs import GraphInputs
 from plait_worker.graph_sizes import GraphSize, capture_sizes, needed_size
 from plait_worker.graphs import StepGraphs
-from plait_worker.loop import Rank
 from plait_worker.models.loader import load_model
 from plait_worker.models.model import Model
 from plait_worker.parallel import Parallel
+from plait_worker.rank import Rank
 from plait_worker.rows import DeviceLengths, Rows
 from plait_worker.slots import Slots
 from plait_worker.step_inputs import StepInputs, read_plan

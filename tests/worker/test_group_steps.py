@@ -20,9 +20,9 @@ from plait_worker.cache import KVCache
 from plait_worker.errors import WorkerError
 from plait_worker.graph_sizes import GraphSize
 from plait_worker.graphs import StepGraphs
-from plait_worker.loop import Rank
 from plait_worker.models.loader import load_model
 from plait_worker.parallel import Parallel
+from plait_worker.rank import Rank
 from plait_worker.slots import Slots
 from plait_worker.step_inputs import StepInputs
 from torch import Tensor

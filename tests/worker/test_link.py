@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from threading import Semaphore
 
 import pytest
-from plait_proto import Bye, Plan, StepResult, encode
+from plait_proto import Plan, StepMasks, StepResult, encode
 from plait_testing.engine_side import EngineSide, engine_side
 from plait_testing.stepper import words
 from plait_worker import link as worker_link
@@ -40,7 +40,7 @@ class Busy:
             self._engine.send(Plan(self.num_sent, 0, 1, (), None, words([0, 0]), b"", b"", b""))
         return True
 
-    def took(self, plan: Plan) -> None:
+    def took(self, plan: Plan | StepMasks) -> None:
         assert plan.step == self.num_sent
         self._looks = 0
 
@@ -55,7 +55,7 @@ def test_a_busy_worker_looks_again_and_again_however_late_each_wait_ends(
     try:
         link.send(encode(StepResult(0, 0, b"", b"", b"", b"")))
         engine.expect(StepResult)
-        plans = link.plans(busy.is_busy)
+        plans = link.messages(busy.is_busy)
         for _ in range(NUM_PLANS):
             busy.took(next(plans))
     finally:

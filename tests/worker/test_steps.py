@@ -17,7 +17,7 @@ from plait_testing.stepper import Stepper, words
 from plait_worker.attention.backend import StepAttention
 from plait_worker.cache import KVCache
 from plait_worker.errors import WorkerError
-from plait_worker.loop import Rank
+from plait_worker.rank import Rank
 from plait_worker.rows import Rows
 from torch import Tensor
 

@@ -26,6 +26,7 @@ from plait_proto import (
     Kind,
     Malformed,
     Plan,
+    StepMasks,
     StoreOperation,
     StoreReply,
     StoreRequest,
@@ -40,7 +41,7 @@ from plait_worker.link_keys import HANDSHAKE_FAILED, LinkKeys, why_ended
 
 _log = logging.getLogger(__name__)
 
-FromEngine = Welcome | Plan | Drain
+FromEngine = Welcome | Plan | StepMasks | Drain
 """What the loop receives."""
 
 _OUTBOX = "inproc://outbox"
@@ -51,12 +52,12 @@ _FLUSH_MILLISECONDS = 2000
 _HIGH_WATER_MARK = 64
 # From the link's end to the process's. A loop that waits for a GPU whose peer is gone never comes back.
 _COMEBACK_SECONDS = 1.0
-# Two plans of credit and a Drain wait at most; a Welcome came before them.
-_MAX_WAITING = 4
+# Two plans of credit, the masks of each in a few messages, and a Drain wait at most; a Welcome came before them.
+_MAX_WAITING = 64
 # Poll interval for a step's end while no plan comes in: a hundredth of a short step.
 _POLL_SECONDS = 50e-6
 # If one of these is lost, the worker's state differs from the engine's; other messages may be lost.
-_ESSENTIAL = {Kind.WELCOME, Kind.PLAN, Kind.DRAIN, Kind.FAIL}
+_ESSENTIAL = {Kind.WELCOME, Kind.PLAN, Kind.STEP_MASKS, Kind.DRAIN, Kind.FAIL}
 
 
 class Link:
@@ -105,16 +106,20 @@ class Link:
             raise WorkerError(ExitCode.BUG, f"the engine answered Hello with {type(answer).__name__}")
         return answer
 
-    def plans(self, is_busy: Callable[[], bool]) -> Iterator[Plan]:
-        """Plans as they come in, until Drain.
+    def messages(self, is_busy: Callable[[], bool]) -> Iterator[Plan | StepMasks]:
+        """Plans and masks as they come in, until Drain.
 
         ``is_busy`` is asked before each wait, and again and again during one while it says yes.
         Raises ``WorkerError`` if the link ends or the protocol is broken.
         """
         while not isinstance(message := self._receive(is_busy), Drain):
-            if not isinstance(message, Plan):
+            if not isinstance(message, Plan | StepMasks):
                 raise WorkerError(ExitCode.BUG, f"the engine sent {type(message).__name__} instead of a plan")
             yield message
+
+    def has_message(self) -> bool:
+        """Whether a message is here that was not taken."""
+        return not self._inbox.empty()
 
     def finished(self, step: int) -> None:
         """Heartbeats report this step from now on."""

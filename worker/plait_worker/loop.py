@@ -1,40 +1,21 @@
-"""The loop: take a plan, apply what changed, build rows, forward, sample, answer.
+"""The loop: take plans and masks, launch what can be launched, answer what is over.
 
-A GPU gets the next plan while it computes this one: ``launch`` hands it a step's work, ``InFlight.result`` waits for
-the outcome. On a CPU a step is over when ``launch`` returns.
-
-Shapes: T tokens of the step, D the hidden size, S rows that sample, V vocabulary, U a rank's shard of it.
+A GPU gets the next plan while it computes this one. A plan that awaits masks is launched in two parts: the forward at
+once, the sampling when the masks are here. The mask of a token follows from the token before it, so the loop answers
+earlier steps meanwhile, and later plans wait.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-import torch
-from plait_kernels.sampling import NO_TOKEN
-from plait_proto import Bye, Decision, ExitCode, Plan, StepResult, encode
-from torch import Tensor
+from plait_proto import Bye, ForwardDone, Plan, StepMasks, encode
 
-from plait_worker.attention.model_attention import ModelAttention
-from plait_worker.batch import build_rows, prompt_targets
-from plait_worker.cache import KVCache
 from plait_worker.device import num_driver_allocations
-from plait_worker.errors import WorkerError
-from plait_worker.expert_parallel import ReplicaRows
-from plait_worker.graphs import StepGraph, StepGraphs
 from plait_worker.link import Link
-from plait_worker.models.model import Model
-from plait_worker.nvtx import nvtx_range
-from plait_worker.parallel import Parallel
-from plait_worker.sample import Records, output_records, prompt_records, sample
-from plait_worker.slots import Slots
-from plait_worker.step_inputs import Ints, StepInputs, dummy_step, read_plan
-from plait_worker.transfer import DeviceEvent, Download
+from plait_worker.masks import MaskInbox
+from plait_worker.rank import Forward, InFlight, Rank
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +24,8 @@ def run(link: Link, rank: Rank) -> None:
     """Compute and answer plans until Drain. Raises ``WorkerError`` if a plan or the link is broken."""
     in_flight, device = _StepsInFlight(link, rank), rank.slots.device
     before = num_driver_allocations(device)
-    for plan in link.plans(in_flight.complete_finished):
-        in_flight.launch(plan)
+    for message in link.messages(in_flight.complete_finished):
+        in_flight.take(message)
     in_flight.complete_all()
     asked = num_driver_allocations(device) - before
     _log.info("drained: %s; the driver was asked for memory %d times", rank.totals, asked)
@@ -52,26 +33,75 @@ def run(link: Link, rank: Rank) -> None:
 
 
 class _StepsInFlight:
-    """Steps that were launched and not yet answered, oldest first."""
+    """Steps that came and are not yet answered, oldest first."""
 
     def __init__(self, link: Link, rank: Rank) -> None:
         self._link = link
         self._rank = rank
         self._steps: deque[tuple[Plan, InFlight]] = deque()
+        self._unsampled: tuple[Plan, Forward] | None = None
+        """The step that awaits masks; the plans behind it wait."""
+        self._plans: deque[Plan] = deque()
+        self._masks = MaskInbox()
+        self._has_told = False
+        """The engine knows that the forward is done."""
 
-    def launch(self, plan: Plan) -> None:
-        self._steps.append((plan, self._rank.launch(plan)))
+    def take(self, message: Plan | StepMasks) -> None:
+        """Launch what can be launched now."""
+        if isinstance(message, StepMasks):
+            self._masks.add(message)
+        else:
+            self._plans.append(message)
+        while self._sample() or self._launch():
+            pass
 
     def complete_finished(self) -> bool:
-        """Answer the steps that are over; True if others are still in flight."""
+        """Answer the steps that are over; True if there is something to look for again soon."""
         while self._steps and self._steps[0][1].is_over():
             self._complete_oldest()
-        return bool(self._steps)
+        return bool(self._steps) or self._computes_forward()
 
     def complete_all(self) -> None:
         """Answer every step, waiting for each."""
         while self._steps:
             self._complete_oldest()
+
+    def _sample(self) -> bool:
+        """Launch the second part of the step that awaits masks; False if there is none, or they are not here."""
+        if self._unsampled is None:
+            return False
+        plan, forward = self._unsampled
+        masks = self._masks.take(plan.step)
+        if masks is None:
+            return False
+        self._unsampled = None
+        self._steps.append((plan, self._rank.sample(forward, masks)))
+        return True
+
+    def _launch(self) -> bool:
+        """Launch the next plan, or its first part; False if there is none, or it waits."""
+        if self._unsampled is not None or not self._plans:
+            return False
+        plan = self._plans.popleft()
+        if plan.awaits_masks:
+            self._unsampled, self._has_told = (plan, self._rank.launch_forward(plan)), False
+        else:
+            self._steps.append((plan, self._rank.launch(plan)))
+        return True
+
+    def _computes_forward(self) -> bool:
+        """Whether a forward that awaits masks is under way; once it is done, the engine is told."""
+        if self._unsampled is None or self._has_told:
+            return False
+        plan, forward = self._unsampled
+        if not forward.end.is_reached():
+            return True
+        # The masks may be here already.
+        if not self._link.has_message():
+            self._has_told = True
+            if self._rank.sends_result(plan):
+                self._link.send(encode(ForwardDone(plan.step)))
+        return False
 
     def _complete_oldest(self) -> None:
         plan, oldest = self._steps.popleft()
@@ -80,217 +110,3 @@ class _StepsInFlight:
         if self._rank.sends_result(plan):
             self._link.send(encode(result))
         self._link.finished(plan.step)
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counters since the rank started, the warm-up included."""
-
-    num_steps: int = 0
-    num_mixed_steps: int = 0
-    """Steps with rows of both kinds."""
-    num_graph_steps: int = 0
-    """Steps that were one replay of a captured graph."""
-    num_prefill_tokens: int = 0
-    """Prompt tokens computed."""
-    num_decode_rows: int = 0
-    num_head_rows: int = 0
-    """Rows of the output head that tokens were sampled from."""
-
-    def count(self, inputs: StepInputs) -> None:
-        """Add one step."""
-        num_decode_rows = len(inputs.slots_R) - inputs.num_prefill
-        self.num_steps += 1
-        self.num_mixed_steps += inputs.num_prefill > 0 and num_decode_rows > 0
-        self.num_prefill_tokens += inputs.num_tokens - num_decode_rows
-        self.num_decode_rows += num_decode_rows
-        self.num_head_rows += int(inputs.samples_R.sum())
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A step that was launched."""
-
-    step: int
-    begin: DeviceEvent
-    """CUDA event recorded before the step's first kernel."""
-    ids: Download
-    """int32 ``[S]``."""
-    output_records: Sequence[Records]
-    prompt_records: Sequence[Records]
-    end: DeviceEvent
-
-    def is_over(self) -> bool:
-        """Whether ``result`` returns at once."""
-        return self.end.is_reached()
-
-    def result(self) -> StepResult:
-        """What the step sampled; waits for it."""
-        self.end.wait()
-        ids = self.ids.array()
-        return StepResult(
-            step=self.step,
-            elapsed_us=self.end.us_since(self.begin),
-            num_accepted=np.ones(len(ids), dtype="<u4").tobytes(),
-            token_ids=ids.tobytes(),
-            logprobs=b"".join(records.frame() for records in self.output_records),
-            prompt_logprobs=b"".join(records.frame() for records in self.prompt_records),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """A model with its cache and its slots."""
-
-    model: Model[Any]
-    cache: KVCache
-    attention: ModelAttention
-    slots: Slots
-    parallel: Parallel
-    graphs: StepGraphs = field(default_factory=StepGraphs)
-    totals: Totals = field(default_factory=Totals)
-
-    def sends_result(self, plan: Plan) -> bool:
-        """Every rank answers the warm-up (step 0); after it only rank 0 does."""
-        return plan.step == 0 or self.parallel.rank == 0
-
-    def step(self, plan: Plan) -> StepResult:
-        """Compute the plan and wait for it. Raises ``WorkerError`` if it contradicts the rank's state."""
-        return self.launch(plan).result()
-
-    @torch.inference_mode()
-    def launch(self, plan: Plan) -> InFlight:
-        """Hand the plan's work to the device. Raises ``WorkerError`` if it contradicts the rank's state."""
-        with nvtx_range(f"step: {plan.num_prefill} prefill and {plan.num_decode} decode rows"):
-            begin = DeviceEvent(self.slots.device)
-            with nvtx_range("plan"):
-                inputs = read_plan(plan)
-                self.slots.apply(inputs)
-                self.slots.advance(inputs)
-                self.totals.count(inputs)
-                graph = self._graph(plan.decision, inputs)
-                self._begin_exchange(plan.decision, inputs, graph)
-            if graph is not None:
-                return self._replay(graph, plan.step, begin, inputs)
-            if plan.decision is not None and len(inputs.slots_R) == 0:
-                inputs = dummy_step(inputs, self.slots.dummy_slot)
-            return self._run_eager(plan.step, begin, inputs)
-
-    def _begin_exchange(self, decision: Decision | None, inputs: StepInputs, graph: StepGraph | None = None) -> None:
-        """Say what the replicas that share experts compute; without a decision all compute alike."""
-        if self.parallel.experts is not None:
-            tokens = None if decision is None else np.frombuffer(decision.tokens, dtype="<u4")[1::2].tolist()
-            self.parallel.experts.begin_step(tokens, _replica_rows(inputs, graph))
-
-    def _graph(self, decision: Decision | None, inputs: StepInputs) -> StepGraph | None:
-        """The graph that replays the step; in a group the decision says of how many tokens, for all replicas."""
-        if decision is None:
-            return self.graphs.find_graph(inputs, self.slots)
-        return None if decision.graph_bucket is None else self.graphs.of_tokens(decision.graph_bucket, inputs)
-
-    def _replay(self, graph: StepGraph, step: int, begin: DeviceEvent, inputs: StepInputs) -> InFlight:
-        """A step as one graph of forward and head."""
-        self.totals.num_graph_steps += 1
-        slots_S = inputs.slots_R[inputs.samples_R]
-        with nvtx_range("graph"):
-            logits_SU = graph.replay(inputs)
-            if len(slots_S) == 0:  # a dummy row's step
-                return self._in_flight(step, begin, self.slots.to_device(slots_S), [])
-            if self.slots.sampling.is_plain(slots_S):
-                return self._in_flight(step, begin, graph.sample(len(slots_S)), [])
-        ids_S, records = self._sample(logits_SU, slots_S)
-        return self._in_flight(step, begin, ids_S, records)
-
-    @torch.inference_mode()
-    def try_step(self, inputs: StepInputs) -> None:
-        """Compute a step of empty slots without a graph, alike on all replicas; its samples are dropped."""
-        self._begin_exchange(None, inputs)
-        self._run_eager(0, DeviceEvent(self.slots.device), inputs).result()
-
-    def _run_eager(self, step: int, begin: DeviceEvent, inputs: StepInputs) -> InFlight:
-        """A step without a graph."""
-        with nvtx_range("rows"):
-            rows = build_rows(inputs, self.slots, self.model.config.vocab_size)
-        if rows.num_rows == 0:
-            return self._in_flight(step, begin, rows.sample_index_S, [])
-        with nvtx_range("forward"):
-            hidden_TD = self.model.forward(rows, self.cache, self.attention.prepare(rows))
-        ids_S, records = rows.sample_index_S, list[Records]()
-        if ids_S.shape[0]:  # the head never sees a row that does not sample
-            logits_SU = self.model.shard_logits(hidden_TD[rows.sample_index_S])
-            ids_S, records = self._sample(logits_SU, inputs.slots_R[inputs.samples_R])
-        of_prompts = prompt_records(hidden_TD, self.model.logits, prompt_targets(inputs, self.slots))
-        return self._in_flight(step, begin, ids_S, records, of_prompts)
-
-    def _sample(self, logits_SU: Tensor, slots_S: Ints) -> tuple[Tensor, list[Records]]:
-        """A token for each row, the next step's input."""
-        with nvtx_range("sample"):
-            device_slots_S, table = self.slots.to_device(slots_S), self.slots.sampling
-            records = list[Records]()
-            if logits_SU.is_cuda and table.is_plain(slots_S):
-                ids_S = self.model.greedy_ids(logits_SU)
-            elif self.parallel.world > 1 and not table.wants_logprobs(slots_S):
-                ids_S = self._sample_own_rows(logits_SU, slots_S, device_slots_S)
-            else:
-                ids_S, records = self._sample_on_first_rank(logits_SU, slots_S, device_slots_S)
-            self.slots.keep_tokens(device_slots_S, ids_S)
-            table.count_adjusted(slots_S, ids_S)
-            return ids_S, records
-
-    def _sample_own_rows(self, logits_SU: Tensor, slots_S: Ints, device_slots_S: Tensor) -> Tensor:
-        """Every rank samples its share of the rows; the tokens are those of one rank that samples all."""
-        own = self.parallel.own_rows(len(slots_S))
-        rows = slice(own.start, own.stop)
-        own_CV = self.model.own_rows_of_logits(logits_SU)
-        ids_C = device_slots_S.new_zeros(len(own_CV))
-        if own:
-            own_ids = sample(own_CV[: len(own)], slots_S[rows], device_slots_S[rows], self.slots.sampling)
-            ids_C[: len(own)] = own_ids
-        ids_S = self.parallel.all_gather(ids_C)[: len(slots_S)]
-        self._check_sampled(ids_S, slots_S)
-        return ids_S
-
-    def _sample_on_first_rank(
-        self, logits_SU: Tensor, slots_S: Ints, device_slots_S: Tensor
-    ) -> tuple[Tensor, list[Records]]:
-        """Rank 0 samples for all, from whole logits, and makes the records of those who want log-probabilities."""
-        logits_SV, table = self.model.whole_logits(logits_SU), self.slots.sampling
-        is_first = self.parallel.rank == 0
-        sampled_S = sample(logits_SV, slots_S, device_slots_S, table) if is_first else device_slots_S.clone()
-        ids_S = self.parallel.broadcast(sampled_S)
-        self._check_sampled(ids_S, slots_S)
-        return ids_S, output_records(logits_SV, ids_S, slots_S, table) if is_first else []
-
-    def _check_sampled(self, ids_S: Tensor, slots_S: Ints) -> None:
-        """Raise ``WorkerError`` if a row's logits were NaN or infinite; not checked on a GPU."""
-        if ids_S.is_cuda or NO_TOKEN not in (ids := ids_S.tolist()):
-            return
-        slot = int(slots_S[ids.index(NO_TOKEN)])
-        is_widest = self.model.dtype == torch.float32
-        raise WorkerError(
-            ExitCode.MODEL_FILES,
-            f"the model ({self.model.config.architecture} in {str(self.model.dtype).removeprefix('torch.')}) computed "
-            f"NaN or infinity instead of logits, after {self.slots.num_computed(slot)} tokens of the request in "
-            f"slot {slot}: its files are damaged, or its values overflow the type; download it again"
-            f"{'' if is_widest else ', or serve it with --dtype float32'}",
-        )
-
-    def _in_flight(
-        self,
-        step: int,
-        begin: DeviceEvent,
-        ids_S: Tensor,
-        of_outputs: Sequence[Records],
-        of_prompts: Sequence[Records] = (),
-    ) -> InFlight:
-        with nvtx_range("download"):
-            ids = Download(ids_S.to(torch.int32))
-            return InFlight(step, begin, ids, of_outputs, of_prompts, DeviceEvent(self.slots.device))
-
-
-def _replica_rows(inputs: StepInputs, graph: StepGraph | None) -> ReplicaRows:
-    """Where the step's tokens are among the rows that are computed: a graph pads its prompts and its decode rows."""
-    if graph is None:
-        return ReplicaRows(inputs.num_tokens)
-    num_decode = len(inputs.slots_R) - inputs.num_prefill
-    return ReplicaRows(inputs.num_tokens - num_decode, graph.size.prompt_tokens, num_decode)

@@ -15,7 +15,8 @@ from plait_kernels.sampling import TokenScores, sample_filtered, sample_greedy, 
 from torch import Tensor
 
 from plait_worker.batch import PromptTargets
-from plait_worker.sampling_table import ADJUSTED, SamplingMode, SamplingTable
+from plait_worker.masks import RowMasks
+from plait_worker.sampling_table import ADJUSTED, MASKED, SamplingMode, SamplingTable
 from plait_worker.step_inputs import Ints
 from plait_worker.transfer import Download, upload
 
@@ -43,17 +44,22 @@ class Records:
         return b"".join(_shorten(words_W, count, self.num_best) for words_W, count in rows)
 
 
-def sample(logits_SV: Tensor, slots_S: Ints, device_slots_S: Tensor, table: SamplingTable) -> Tensor:
+def sample(
+    logits_SV: Tensor, slots_S: Ints, device_slots_S: Tensor, table: SamplingTable, masks: RowMasks | None = None
+) -> Tensor:
     """The next token of each row, int64 ``[S]``; ``slots_S`` on the host and ``device_slots_S`` are the same slots."""
     modes_S = table.mode_N[slots_S]
+    if masks is not None:
+        modes_S = modes_S | np.where(masks.is_masked_S, MASKED, 0)
     present = np.unique(modes_S)
     if len(present) == 1:
-        return _sample_rows(int(present[0]), logits_SV, slots_S, device_slots_S, table)
+        return _sample_rows(int(present[0]), logits_SV, slots_S, device_slots_S, table, masks)
     ids_S = torch.empty_like(device_slots_S)
     for mode in present:
         indices = np.flatnonzero(modes_S == mode)
         rows = upload(indices, logits_SV.device)
-        ids_S[rows] = _sample_rows(int(mode), logits_SV[rows], slots_S[indices], device_slots_S[rows], table)
+        own_masks = None if masks is None else masks.of_rows(indices)
+        ids_S[rows] = _sample_rows(int(mode), logits_SV[rows], slots_S[indices], device_slots_S[rows], table, own_masks)
     return ids_S
 
 
@@ -74,10 +80,19 @@ def prompt_records(
     return [records for target in targets for records in _target_records(hidden_TD, logits, target)]
 
 
-def _sample_rows(mode: int, logits_SV: Tensor, slots_S: Ints, device_slots_S: Tensor, table: SamplingTable) -> Tensor:
+def _sample_rows(
+    mode: int,
+    logits_SV: Tensor,
+    slots_S: Ints,
+    device_slots_S: Tensor,
+    table: SamplingTable,
+    masks: RowMasks | None,
+) -> Tensor:
     if mode & ADJUSTED:
         logits_SV = table.adjust(logits_SV, slots_S, device_slots_S)
-    mode &= ~ADJUSTED
+    if mode & MASKED and masks is not None:
+        logits_SV = masks.apply(logits_SV)
+    mode &= ~(ADJUSTED | MASKED)
     if mode == SamplingMode.GREEDY:
         return sample_greedy(logits_SV)
     temperature_S, filters = table.temperature(device_slots_S), table.filters(device_slots_S)

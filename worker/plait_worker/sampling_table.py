@@ -17,6 +17,7 @@ from torch import Tensor
 
 from plait_worker.adjusted_slots import AdjustedSlots
 from plait_worker.errors import ensure
+from plait_worker.masks import MaskTable
 from plait_worker.step_inputs import Ints
 from plait_worker.transfer import upload
 
@@ -37,6 +38,8 @@ class SamplingMode(IntEnum):
 
 ADJUSTED = 4
 """Bit of a slot's mode: it changes its logits before a token is sampled."""
+MASKED = 8
+"""Bit of a row's mode: it samples under a mask."""
 
 
 class SamplingTable:
@@ -45,6 +48,7 @@ class SamplingTable:
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         """Every slot is greedy until a request takes it; the device has one more, the dummy slot."""
         self.adjusted = AdjustedSlots(vocab_size, device)
+        self.masks = MaskTable(vocab_size, device)
         self.mode_N: NDArray[np.int8] = np.full(num_slots, SamplingMode.GREEDY, dtype=np.int8)
         self.num_logprobs: list[int | None] = [None] * num_slots
         """Best tokens that a slot wants with each output token; None: no log-probabilities."""

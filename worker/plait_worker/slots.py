@@ -6,13 +6,15 @@ array operations: a step's cost depends on what changed, not on the number of sl
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from plait_worker.errors import ensure
 from plait_worker.sampling_table import SamplingTable
-from plait_worker.step_inputs import Ints, StepInputs
+from plait_worker.step_inputs import Bools, Ints, StepInputs, without_void_rows
 from plait_worker.transfer import upload
 
 # Attention kernels take tables whose width is a multiple of this.
@@ -51,6 +53,7 @@ class Slots:
         self._is_live_N = np.zeros(num_slots, dtype=np.bool_)
         self._is_fresh_N = np.zeros(num_slots, dtype=np.bool_)
         self._has_token_N = np.zeros(num_slots, dtype=np.bool_)
+        self._left_out: set[int] = set()
 
     @property
     def device(self) -> torch.device:
@@ -73,8 +76,33 @@ class Slots:
         self._open_slots(inputs)
         self._append(inputs.appended_A2)
 
+    def divert_void_rows(self, inputs: StepInputs) -> StepInputs:
+        """Give the rows that follow a token which was not sampled to the dummy slot.
+
+        They were on the wire when the row before them was left out, and start one position too far. A row that starts
+        where that one did computes it again.
+        """
+        if not self._left_out:
+            return inputs
+        self._check_slots(inputs.slots_R)
+        is_left_out_R = np.isin(inputs.slots_R, list(self._left_out))
+        void_R: Bools = is_left_out_R & (inputs.starts_R > self._num_computed_N[inputs.slots_R])
+        self._left_out.difference_update(inputs.slots_R[is_left_out_R & ~void_R].tolist())
+        if not void_R.any():
+            return inputs
+        ensure(not void_R[: inputs.num_prefill].any(), "a chunk begins behind a token that was not sampled")
+        slots_R = np.where(void_R, self.dummy_slot, inputs.slots_R)
+        return replace(inputs, slots_R=slots_R, starts_R=np.where(void_R, 0, inputs.starts_R), void_R=void_R)
+
+    def leave_out(self, slots: Ints, num_last_chunks: int) -> None:
+        """The rows of these slots, last chunks first, sampled nothing: their last position is computed again."""
+        self._num_computed_N[slots] -= 1
+        self._has_token_N[slots[:num_last_chunks]] = False
+        self._left_out.update(slots.tolist())
+
     def advance(self, inputs: StepInputs) -> None:
         """Check that the step's rows continue what the slots hold, and count them as computed."""
+        inputs = without_void_rows(inputs)
         self._check(inputs)
         slots_R = inputs.slots_R
         self._num_computed_N[slots_R] = inputs.starts_R + inputs.lengths_R
@@ -110,6 +138,7 @@ class Slots:
         self._check_slots(freed_F)
         ensure(bool(self._is_live_N[freed_F].all()), "the plan frees a slot that holds nothing")
         self._is_live_N[freed_F] = False
+        self._left_out.difference_update(freed_F.tolist())
         self.sampling.release(freed_F)
 
     def _open_slots(self, inputs: StepInputs) -> None:
@@ -122,6 +151,7 @@ class Slots:
         self._num_held_N[slots] = 0
         self._num_computed_N[slots] = 0
         self._is_live_N[slots] = True
+        self._left_out.difference_update(slots.tolist())
         self._is_fresh_N[slots] = True
         self._has_token_N[slots] = False
         self._page_table_NM.index_fill_(0, self.to_device(slots), self._num_pages)

@@ -40,12 +40,12 @@ from plait_worker.fingerprint import check_same_files
 from plait_worker.graph_sizes import DECODE_ROWS, GraphSize, capture_sizes
 from plait_worker.graphs import Captured, StepGraphs, capture
 from plait_worker.link import Link
-from plait_worker.loop import Rank
 from plait_worker.machine import free_memory_bytes
 from plait_worker.models.loader import dummy_model, load_model
 from plait_worker.models.model import Model
 from plait_worker.parallel import Parallel
 from plait_worker.profile_run import fill_allocators, measure_activation_bytes
+from plait_worker.rank import Rank
 from plait_worker.rendezvous import check_rank, connect_gpus, init_parallel, open_peers
 from plait_worker.rows import Rows
 from plait_worker.slots import Slots

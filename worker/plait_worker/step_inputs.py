@@ -44,11 +44,28 @@ class StepInputs:
     """Tokens of the prefill rows, row by row, with lookahead tokens."""
     adjustments: Sequence[Adjustment] = ()
     """What new slots change about their logits."""
+    void_R: Bools | None = None
+    """Decode rows of the dummy slot: they follow a token that was not sampled. None if there are none."""
 
     @property
     def num_tokens(self) -> int:
         """T."""
         return int(self.lengths_R.sum())
+
+
+def without_void_rows(inputs: StepInputs) -> StepInputs:
+    """The rows of requests."""
+    if inputs.void_R is None:
+        return inputs
+    kept_R = ~inputs.void_R
+    return replace(
+        inputs,
+        slots_R=inputs.slots_R[kept_R],
+        starts_R=inputs.starts_R[kept_R],
+        lengths_R=inputs.lengths_R[kept_R],
+        samples_R=inputs.samples_R[kept_R],
+        void_R=None,
+    )
 
 
 def dummy_step(inputs: StepInputs, dummy_slot: int) -> StepInputs:

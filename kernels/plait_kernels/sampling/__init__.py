@@ -39,6 +39,9 @@ _sample_filtered = Op(__name__, "sample_filtered", _CPU, _CUDA, _REFERENCE)
 """The size of a call is the stride between a row's logits."""
 _adjust_logits = Op(__name__, "adjust_logits", _CPU, _CUDA, Backend("adjust"))
 """The size of a call is the stride between a row's logits."""
+_NUMPY = Backend("numpy_mask", (on_device("cpu"), of_dtype(torch.float32)))
+_mask_logits = Op(__name__, "mask_logits", _NUMPY, _CUDA, Backend("mask"))
+"""The size of a call is the stride between a row's logits."""
 _uniform = Op(__name__, "uniform", Backend("cuda", (on_device("cuda"), _has_nvrtc)), Backend("philox"))
 
 
@@ -46,6 +49,15 @@ def adjust_logits(logits_SV: Tensor, changes: Adjustments) -> Tensor:
     """New logits of the same dtype with each row's penalties, biases and allowed tokens: contiguous ``[S, V]``."""
     adjusted_SV: Tensor = _adjust_logits(logits_SV, logits_SV.stride(1))(logits_SV, changes)
     return adjusted_SV
+
+
+def mask_logits(logits_SV: Tensor, masks_MW: Tensor, mask_S: Tensor) -> Tensor:
+    """New logits of the same dtype in which only tokens of the row's mask are left: contiguous ``[S, V]``.
+
+    Bit t % 32 of word t // 32 of a mask, int32 ``[M, W]``, allows token t; ``mask_S`` int64 are rows of the masks.
+    """
+    masked_SV: Tensor = _mask_logits(logits_SV, logits_SV.stride(1))(logits_SV, masks_MW, mask_S)
+    return masked_SV
 
 
 def sample_greedy(logits_SV: Tensor) -> Tensor:
@@ -79,6 +91,7 @@ __all__ = [
     "Filters",
     "TokenScores",
     "adjust_logits",
+    "mask_logits",
     "philox4x32",
     "sample_filtered",
     "sample_greedy",

@@ -60,6 +60,17 @@ def adjust_logits(logits_SV: Tensor, changes: Adjustments) -> Tensor:
     return adjusted_SV
 
 
+def mask_logits(logits_SV: Tensor, masks_MW: Tensor, mask_S: Tensor) -> Tensor:
+    """See ``plait_kernels.sampling.mask.mask_logits``."""
+    num_rows, vocab = logits_SV.shape
+    masked_SV = torch.empty((num_rows, vocab), dtype=logits_SV.dtype, device=logits_SV.device)
+    if num_rows:
+        kernel = _compile_sampling_kernels(logits_SV.dtype, logits_SV.device)["mask_logits"]
+        words = (masks_MW.contiguous(), masks_MW.shape[1], mask_S.contiguous())
+        kernel((num_rows, _THREADS, 0), logits_SV, logits_SV.stride(0), vocab, *words, masked_SV)
+    return masked_SV
+
+
 def uniform(seed_N: Tensor, index_N: Tensor) -> Tensor:
     """See ``plait_kernels.sampling.philox.uniform``."""
     uniform_N = torch.empty(seed_N.shape[0], dtype=torch.float64, device=seed_N.device)
@@ -85,4 +96,5 @@ def _has_room(device: torch.device) -> bool:
 @functools.cache
 def _compile_sampling_kernels(dtype: torch.dtype, device: torch.device) -> dict[str, Kernel]:
     defines = ("IS_HALF",) if dtype == torch.float16 else ()
-    return compile_kernels(_SOURCE, ("sample_filtered", "sample_random", "adjust_logits", "uniform"), defines, device)
+    names = ("sample_filtered", "sample_random", "adjust_logits", "mask_logits", "uniform")
+    return compile_kernels(_SOURCE, names, defines, device)

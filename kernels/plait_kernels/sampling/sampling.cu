@@ -408,6 +408,36 @@ extern "C" __global__ void __launch_bounds__(THREADS) adjust_logits(
     }
 }
 
+// Logits of a row whose mask lacks a token (plait_kernels.sampling.mask). A thread takes the tokens of a word's quarter.
+extern "C" __global__ void __launch_bounds__(THREADS) mask_logits(
+    const Bits* logits, long long stride, long long vocab_size, const unsigned* masks, long long num_words,
+    const long long* mask_rows, Bits* out) {
+    const Bits* row = logits + blockIdx.x * stride;
+    const unsigned* mask = masks + mask_rows[blockIdx.x] * num_words;
+    Bits* masked = out + blockIdx.x * vocab_size;
+    const Bits closed = rounded(NOT_ALLOWED);
+    const int vocab = static_cast<int>(vocab_size);
+    const auto address = [](const void* pointer) { return reinterpret_cast<unsigned long long>(pointer); };
+    const int whole = (address(row) | address(masked)) % sizeof(uint4) == 0 ? vocab / VECTOR : 0;
+    for (int i = threadIdx.x; i < whole; i += THREADS) {
+        const unsigned bits = mask[i / 4] >> (i % 4 * VECTOR) & 0xff;
+        uint4 eight = bits == 0 ? make_uint4(0, 0, 0, 0) : reinterpret_cast<const uint4*>(row)[i];
+        if (bits != 0xff) {
+            unsigned words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+            for (int j = 0; j < VECTOR / 2; ++j) {
+                const unsigned lower = bits >> (2 * j) & 1 ? words[j] & 0xffff : closed;
+                const unsigned upper = bits >> (2 * j + 1) & 1 ? words[j] >> 16 : closed;
+                words[j] = lower | upper << 16;
+            }
+            eight = make_uint4(words[0], words[1], words[2], words[3]);
+        }
+        reinterpret_cast<uint4*>(masked)[i] = eight;
+    }
+    for (int id = whole * VECTOR + threadIdx.x; id < vocab; id += THREADS)
+        masked[id] = mask[id / 32] >> (id % 32) & 1 ? row[id] : closed;
+}
+
 // Philox4x32-10 (plait_kernels.sampling.philox): one number in [0, 1) for each seed and index.
 extern "C" __global__ void uniform(const long long* seeds, const long long* indices, long long number, double* out) {
     const long long row = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;

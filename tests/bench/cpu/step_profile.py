@@ -25,7 +25,7 @@ import torch
 from plait_kernels.cpu import library
 from plait_kernels.linear import CpuMatrix
 from plait_proto import IS_LAST_CHUNK, NewSlot, Plan
-from plait_worker import loop
+from plait_worker import rank as worker_rank
 from plait_worker.attention.backend import requirements_for
 from plait_worker.attention.mha.cpu_mha import CpuMhaStep
 from plait_worker.attention.selection import choose_attention
@@ -84,12 +84,12 @@ class Clock:
         self.parts[name] = self.parts.get(name, 0.0) + self.now() - began
 
 
-def make_rank(model: str, threads: int, dtype: str = "auto") -> loop.Rank:
+def make_rank(model: str, threads: int, dtype: str = "auto") -> worker_rank.Rank:
     torch.set_num_threads(threads)
     library.set_num_threads(threads)
     loaded = load_model(Path(model), dtype, CPU, Parallel())
     num_pages = NUM_SLOTS * PAGES_EACH
-    return loop.Rank(
+    return worker_rank.Rank(
         model=loaded,
         cache=KVCache(loaded.cache_specs, num_pages, PAGE, CPU),
         attention=choose_attention("auto", requirements_for(loaded.attention_specs, PAGE, PAGE, 0, CPU)),
@@ -124,7 +124,7 @@ def plan(rows: list[tuple[int, int]], new: bool, is_prefill: bool) -> Plan:
     )
 
 
-def timed_step(rank: loop.Rank, case: Case, index: int, now: Now) -> dict[str, float]:
+def timed_step(rank: worker_rank.Rank, case: Case, index: int, now: Now) -> dict[str, float]:
     """One step of the case on fresh slots, or one token further on; seconds by part."""
     if case.is_prefill or index == 0:
         rank.slots._is_live_N[:] = False
@@ -139,7 +139,7 @@ def timed_step(rank: loop.Rank, case: Case, index: int, now: Now) -> dict[str, f
 
 
 @contextmanager
-def instrumented(rank: loop.Rank, clock: Clock) -> Iterator[None]:
+def instrumented(rank: worker_rank.Rank, clock: Clock) -> Iterator[None]:
     """The step's parts report to the clock."""
 
     def wrap(function: Callable[..., object], name: str) -> Callable[..., object]:
@@ -156,7 +156,7 @@ def instrumented(rank: loop.Rank, clock: Clock) -> Iterator[None]:
         (attention, "prepare", "prepare attention"),
     )
     with ExitStack() as patches:
-        for owner, name, part in (*((loop, name, name) for name in PARTS), *methods):
+        for owner, name, part in (*((worker_rank, name, name) for name in PARTS), *methods):
             patches.enter_context(mock.patch.object(owner, name, wrap(getattr(owner, name), part)))
         yield
 
@@ -176,7 +176,7 @@ def least(function: Callable[[], object], now: Now) -> float:
     return min(times)
 
 
-def layer_parts(rank: loop.Rank, case: Case, now: Now) -> dict[str, float]:
+def layer_parts(rank: worker_rank.Rank, case: Case, now: Now) -> dict[str, float]:
     """Seconds of the layers' GEMMs and attention, each called alone, over all layers."""
     model = rank.model
     if not isinstance(model, MhaDecoder):
@@ -200,7 +200,7 @@ def layer_parts(rank: loop.Rank, case: Case, now: Now) -> dict[str, float]:
     }
 
 
-def attention_alone(rank: loop.Rank, model: MhaDecoder, case: Case) -> Callable[[], None]:
+def attention_alone(rank: worker_rank.Rank, model: MhaDecoder, case: Case) -> Callable[[], None]:
     shape = model.attention_specs[0]
     assert isinstance(shape, MhaShape)
     num_tokens = sum(length for _, length in case.rows)
@@ -226,7 +226,7 @@ def attention_alone(rank: loop.Rank, model: MhaDecoder, case: Case) -> Callable[
     return attend
 
 
-def profile(ranks: dict[str, loop.Rank], threads: int) -> list[dict[str, object]]:
+def profile(ranks: dict[str, worker_rank.Rank], threads: int) -> list[dict[str, object]]:
     now = time.process_time if threads == 1 else time.perf_counter
     rows: list[dict[str, object]] = []
     for case in CASES:

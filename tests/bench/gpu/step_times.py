@@ -34,8 +34,8 @@ from plait_proto import (
 )
 from plait_worker import start
 from plait_worker.device import open_device
-from plait_worker.loop import InFlight, Rank
 from plait_worker.parallel import Parallel
+from plait_worker.rank import InFlight, Rank
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))

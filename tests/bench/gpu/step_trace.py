@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plait_worker.loop import Rank
+from plait_worker.rank import Rank
 from torch.profiler import ProfilerActivity
 
 sys.path.insert(0, str(Path(__file__).parents[2]))

@@ -53,7 +53,7 @@ def reject_peers() -> None:
 
 def plant(stage: str, fault: str) -> None:
     from plait_worker import graphs, start
-    from plait_worker.loop import Rank
+    from plait_worker.rank import Rank
 
     def fail(*_arguments: Any) -> None:
         import torch

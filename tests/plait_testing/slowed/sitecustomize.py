@@ -30,6 +30,6 @@ def slowed(launch: Callable[[Any, Any], Any], file: str) -> Callable[[Any, Any],
 
 
 if "plait_worker" in sys.orig_argv:
-    from plait_worker.loop import Rank
+    from plait_worker.rank import Rank
 
     Rank.launch = slowed(Rank.launch, os.environ["PLAIT_TEST_SLOW_STEPS"])  # type: ignore[method-assign, assignment]

@@ -114,6 +114,6 @@ def stress(launch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 if "plait_worker" in sys.orig_argv:
-    from plait_worker.loop import Rank
+    from plait_worker.rank import Rank
 
     Rank.launch = stress(Rank.launch)  # type: ignore[method-assign, assignment]

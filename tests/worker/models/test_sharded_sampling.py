@@ -11,9 +11,9 @@ from plait_proto import NewSlot
 from plait_testing.rank_threads import on_every_rank
 from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.cache import KVCache
-from plait_worker.loop import Rank
 from plait_worker.models.loader import load_model
 from plait_worker.parallel import Parallel
+from plait_worker.rank import Rank
 from plait_worker.slots import Slots
 
 CPU = torch.device("cpu")
