@@ -21,6 +21,7 @@ use crate::handshake::{Handshake, WarmUp};
 use crate::kv_events::KvEventSender;
 use crate::link::Link;
 use crate::mailbox::Mail;
+use crate::masks::MaskJobs;
 use crate::metrics::Rejection;
 use crate::output::StreamEvent;
 use crate::rank_range::RankRange;
@@ -51,6 +52,8 @@ pub struct Driver {
     pub kv_events: Option<KvEventSender>,
     /// The group that this replica steps with, if any.
     pub group: Option<Grouped>,
+    /// To the mask threads.
+    pub masks: MaskJobs,
     pub replica: ReplicaConfig,
 }
 
@@ -173,7 +176,9 @@ impl EventLoop {
             self.take_admissions();
             self.take_mail();
             self.checked_at = self.now();
+            self.send_masks();
             self.send_steps();
+            self.send_masks();
             self.check_deadlines();
             self.shut_down_if_drained();
             self.flush();
@@ -310,6 +315,17 @@ impl EventLoop {
             if let Err((rank, error)) = self.driver.link.send_all(frames) {
                 return self.lose_rank(rank, &format!("it cannot be reached: {error}"));
             }
+        }
+    }
+
+    /// Sends the masks of the oldest step in flight, if they are there.
+    fn send_masks(&mut self) {
+        let Stage::Serving(serving) = &mut self.stage else {
+            return;
+        };
+        serving.take_masks();
+        for masks in serving.masks_to_send() {
+            self.send_to_all(&masks.into());
         }
     }
 

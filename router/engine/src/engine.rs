@@ -19,6 +19,7 @@ use crate::kv_events::{KvEventQueue, KvEventSender, KvEventsProblem, Origin, Pub
 use crate::link::{Link, LinkError};
 use crate::logging;
 use crate::mailbox::Mail;
+use crate::masks::mask_threads;
 use crate::metrics::Rejection;
 use crate::output::{EndedResponse, Output, write_bodies};
 use crate::output_queue::StreamId;
@@ -157,6 +158,10 @@ impl Engine {
         let settings = &replica.settings;
         let mut threads = Threads::new(shared.clone());
         let (bodies, ended) = crossbeam_channel::bounded(MAX_BODIES);
+        let (masks, mask_threads) = mask_threads(replica.vocab_size);
+        for thread in mask_threads {
+            threads.spawn("plait-mask", move || thread.run())?;
+        }
         let mut admissions = Vec::new();
         for (own, link) in shared.replicas().iter().zip(links) {
             let (admission, admitted) = crossbeam_channel::bounded(MAX_ADMISSIONS);
@@ -172,12 +177,13 @@ impl Engine {
                 recorder: recorder.clone(),
                 kv_events: kv_events.next(),
                 group: group.next(),
+                masks: masks.clone(),
                 replica: replica.clone(),
             };
             threads.spawn_for(own, "plait-driver", move || driver.run())?;
             threads.spawn_for(own, "plait-output", move || output.run(&written))?;
         }
-        drop((bodies, recorder));
+        drop((bodies, recorder, masks));
         threads.spawn_writers(ended, step_file, publishers)?;
         let queue = TextQueue::new(settings.scheduler.max_queue, settings.text_threads);
         let queue = Arc::new(queue);

@@ -20,6 +20,7 @@ mod logging;
 mod logprobs;
 mod lossy_stderr;
 mod mailbox;
+mod masks;
 mod metrics;
 mod output;
 mod output_queue;

@@ -123,6 +123,9 @@ mod tests {
             limit: std::time::Duration::ZERO,
             sampled,
             measured,
+            awaiting: Vec::new(),
+            left_out: Vec::new(),
+            forward_is_done: false,
         }
     }
 

@@ -37,6 +37,8 @@ pub struct Metrics {
     pub latency: LatencyMetrics,
     /// The group's steps.
     pub group: GroupMetrics,
+    /// Masks of constrained answers.
+    pub masks: MaskMetrics,
     /// Messages on the link that were dropped.
     pub num_malformed: Counter,
     /// Messages with KV events.
@@ -425,6 +427,34 @@ impl GroupMetrics {
     }
 }
 
+/// Of constrained answers.
+#[derive(Debug)]
+pub struct MaskMetrics {
+    /// How long each mask took.
+    pub seconds: Histogram,
+    /// Rows that sampled nothing because their mask was not there.
+    pub num_late: Counter,
+}
+
+impl MaskMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let seconds = Histogram::doubling(Duration::from_micros(16), 18);
+        registry.register(
+            "plait_mask_seconds",
+            "Time to fill the mask of a constrained answer's next token",
+            seconds.clone(),
+        );
+        Self {
+            seconds,
+            num_late: registered(
+                registry,
+                "plait_late_masks",
+                "Rows of constrained answers that sampled nothing because their mask was not there in time",
+            ),
+        }
+    }
+}
+
 impl Metrics {
     /// All at zero. A replica among others has its number as the label `replica`.
     pub fn new(replica: Option<u32>) -> Self {
@@ -437,6 +467,7 @@ impl Metrics {
             step_model: StepModelMetrics::register(&mut registry),
             latency: LatencyMetrics::register(&mut registry),
             group: GroupMetrics::register(&mut registry),
+            masks: MaskMetrics::register(&mut registry),
             num_malformed: registered(
                 &mut registry,
                 "plait_link_malformed",

@@ -8,8 +8,8 @@ use plait_core::{
     Decision, Event, FinishReason, KvEvent, Limits, Micros, Output, Plan, Rejected, RequestId,
     Scheduler, Settings, SettingsError, StepId, UnexpectedResult, Vote,
 };
-use plait_openai::{ApiError, PreparedPrompt, TokenLogprobs};
-use plait_proto::{Adjustment, NewSlot, StepResult};
+use plait_openai::{ApiError, PreparedPrompt, RequestError, TokenLogprobs};
+use plait_proto::{Adjustment, NewSlot, StepMasks, StepResult};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -19,6 +19,7 @@ use crate::group::GroupStepTimes;
 use crate::kv_events::KvEventQueue;
 use crate::live_request::LiveRequest;
 use crate::logprobs::{self, WrongRecords};
+use crate::masks::{MaskAnswers, MaskEvent, MaskJobs};
 use crate::metrics::{Ending, Rejection};
 use crate::output::StreamEvent;
 use crate::output_queue::StreamId;
@@ -37,6 +38,14 @@ pub enum InvalidResult {
     /// Other log-probabilities than the requests asked for.
     #[error(transparent)]
     Records(#[from] WrongRecords),
+    /// A token of a row whose mask was late.
+    #[error("step {step} sampled a token in row {row}, which was left out for lack of its mask")]
+    LeftOut {
+        /// Which step.
+        step: u64,
+        /// Which of the rows that sample.
+        row: u32,
+    },
     /// A token outside the vocabulary.
     #[error("step {step} sampled token {token}; the vocabulary has {vocab_size}")]
     Token {
@@ -67,6 +76,8 @@ pub struct ServingConfig {
     pub recorder: Option<StepRecorder>,
     /// Takes KV events, if they are published.
     pub kv_events: Option<Arc<KvEventQueue>>,
+    /// To the mask threads.
+    pub masks: MaskJobs,
 }
 
 /// Under a target for step times, the next step is planned this long before the last one should end.
@@ -97,6 +108,7 @@ pub struct Serving {
     num_measured: usize,
     outputs: Vec<Output>,
     events: Vec<StreamEvent>,
+    masks: MaskAnswers,
     /// The log says that decoding alone misses the ITL target.
     has_warned: bool,
     kv_events: Vec<KvEvent>,
@@ -109,9 +121,17 @@ impl Serving {
         if config.kv_events.is_some() {
             scheduler.record_kv_events();
         }
+        let max_rows = scheduler.limits().max_rows;
+        let masks = MaskAnswers::new(
+            config.masks.clone(),
+            config.own.clone(),
+            max_rows,
+            config.vocab_size,
+        );
         Ok(Self {
             scheduler,
             config,
+            masks,
             writer: PlanWriter::default(),
             in_flight: VecDeque::new(),
             oldest_since: Micros(0),
@@ -208,6 +228,7 @@ impl Serving {
     pub fn complete(&mut self, result: &StepResult, now: Micros) -> Result<(), InvalidResult> {
         self.check_was_sent(result)?;
         self.check_tokens(result)?;
+        self.check_left_out(result)?;
         self.measure(result)?;
         let event = Event::Result(plait_core::StepResult {
             step: StepId(result.step),
@@ -219,6 +240,7 @@ impl Serving {
             .in_flight
             .pop_front()
             .expect("the scheduler knows the result's step, so it was sent");
+        self.masks.complete_step();
         self.oldest_since = now;
         self.group_steps.measure(Micros(result.elapsed_us));
         self.emit_prompt_logprobs(&step, result)?;
@@ -250,8 +272,9 @@ impl Serving {
         if self.in_flight.is_empty() {
             self.oldest_since = now;
         }
+        let awaits_masks = !step.awaiting.is_empty();
         self.in_flight.push_back(step);
-        Some(self.writer.write(&plan, new_slots, None))
+        Some(self.writer.write(&plan, new_slots, None, awaits_masks))
     }
 
     /// When the next step is to be planned under a target for step times; None plans as soon as it can.
@@ -328,9 +351,13 @@ impl Serving {
         if self.in_flight.is_empty() {
             self.oldest_since = now;
         }
+        let awaits_masks = !step.awaiting.is_empty();
         self.in_flight.push_back(step);
         let new_slots = new_slots.unwrap_or_default();
-        Some(self.writer.write(&decided.plan, new_slots, Some(decision)))
+        Some(
+            self.writer
+                .write(&decided.plan, new_slots, Some(decision), awaits_masks),
+        )
     }
 
     /// Takes no new request.
@@ -429,6 +456,64 @@ impl Serving {
         self.emit_outputs(Micros(0), &mut Vec::new());
     }
 
+    /// Takes the masks that have come, and what follows from them.
+    pub fn take_masks(&mut self) {
+        while let Some(event) = self.masks.take_filled() {
+            match event {
+                None => {}
+                Some(MaskEvent::LateMask(request)) => {
+                    self.end_requests(&[request], Event::MaskReady);
+                }
+                Some(MaskEvent::Complete(request)) => self.stop(request),
+                Some(MaskEvent::Failed(request, reason)) => self.fail_constrained(request, &reason),
+            }
+        }
+    }
+
+    /// The masks of the oldest step in flight, once they are there or the device has nothing else to do.
+    pub fn masks_to_send(&mut self) -> Vec<StepMasks> {
+        let Some(step) = self
+            .in_flight
+            .front_mut()
+            .filter(|it| !it.awaiting.is_empty())
+        else {
+            return Vec::new();
+        };
+        let masks = self
+            .masks
+            .masks_of(step.step, &step.awaiting, step.forward_is_done);
+        let masks = masks.unwrap_or_default();
+        if !masks.is_empty() {
+            step.awaiting.clear();
+            step.left_out = masks.iter().flat_map(|it| it.left_out.clone()).collect();
+        }
+        masks
+    }
+
+    /// The device has finished a step's forward, and the masks are not there.
+    pub fn forward_done(&mut self, step: u64) {
+        let found = self.in_flight.iter_mut().find(|it| it.step == step);
+        if let Some(step) = found {
+            step.forward_is_done = true;
+        }
+    }
+
+    /// Ends the stream of an answer that its grammar cannot follow.
+    fn fail_constrained(&mut self, request: RequestId, reason: &str) {
+        let stream = self.requests[&request].stream;
+        let error = ApiError::from(RequestError {
+            param: "structured_outputs".into(),
+            code: "grammar_failed",
+            message: format!(
+                "the answer's grammar cannot go on: {reason}; simplify it, or ask again"
+            ),
+        });
+        if let Some(requests) = self.forget(stream) {
+            self.events.push(StreamEvent::Fail { stream, error });
+            self.end_requests(&requests, Event::Abort);
+        }
+    }
+
     /// In a group a step may be planned that the ranks do not have yet.
     fn check_was_sent(&self, result: &StepResult) -> Result<(), UnexpectedResult> {
         let expected = self.in_flight.front().map(|step| StepId(step.step));
@@ -436,6 +521,16 @@ impl Serving {
         (expected == Some(given))
             .then_some(())
             .ok_or(UnexpectedResult::Step { given, expected })
+    }
+
+    fn check_left_out(&self, result: &StepResult) -> Result<(), InvalidResult> {
+        let step = result.step;
+        let left_out = self.in_flight.front().map_or(&[][..], |it| &it.left_out);
+        let sampled = |row: &&u32| result.num_accepted.get(**row as usize) != Some(&0);
+        match left_out.iter().find(sampled) {
+            Some(row) => Err(InvalidResult::LeftOut { step, row: *row }),
+            None => Ok(()),
+        }
     }
 
     fn check_tokens(&self, result: &StepResult) -> Result<(), InvalidResult> {
@@ -478,6 +573,7 @@ impl Serving {
         if self.num_measured > 0 {
             self.mark_measured(plan, &mut step);
         }
+        step.awaiting = self.masks.rows_of(plan);
         step
     }
 
@@ -540,6 +636,10 @@ impl Serving {
                     };
                     let logprobs = records.get_mut(sampled_row as usize).and_then(Option::take);
                     let ends_with_stop_id = rest.peek() == Some(&stops);
+                    let ends = matches!(rest.peek(), Some(Output::Finished { request: ended, .. }) if *ended == request);
+                    if !ends {
+                        self.masks.accept(request, &tokens);
+                    }
                     self.events.push(StreamEvent::Tokens {
                         request,
                         tokens,
@@ -582,6 +682,7 @@ impl Serving {
             _ => self.first_uses.sampled(request),
         }
         self.num_measured -= usize::from(live.wants_logprobs());
+        self.masks.close(request);
         let metrics = &self.config.own.metrics;
         metrics.requests.finish(reason.into());
         metrics

@@ -9,6 +9,7 @@ use plait_proto::{
 };
 
 use crate::group::decision_to_wire;
+use crate::masks::AwaitingRow;
 use crate::metrics::StepKind;
 
 /// What a step's result is read with.
@@ -27,6 +28,12 @@ pub struct StepInFlight {
     pub sampled: Vec<Option<u32>>,
     /// Prefill rows whose prompt log-probabilities come with the result.
     pub measured: Vec<MeasuredRow>,
+    /// Rows that await masks, until these are sent.
+    pub awaiting: Vec<AwaitingRow>,
+    /// Rows that must accept nothing.
+    pub left_out: Vec<u32>,
+    /// The worker's device has nothing to do until the masks come.
+    pub forward_is_done: bool,
 }
 
 /// A prefill row of a request that wants prompt log-probabilities.
@@ -54,6 +61,9 @@ impl StepInFlight {
             limit,
             sampled: Vec::new(),
             measured: Vec::new(),
+            awaiting: Vec::new(),
+            left_out: Vec::new(),
+            forward_is_done: false,
         }
     }
 }
@@ -94,10 +104,12 @@ impl PlanWriter {
         plan: &Plan,
         new_slots: NewSlots,
         decision: Option<&Decision>,
+        awaits_masks: bool,
     ) -> &[Vec<u8>] {
         let wire = &mut self.plan;
         wire.adjustments = new_slots.adjustments;
         wire.step = plan.step.0;
+        wire.awaits_masks = awaits_masks;
         wire.decision = decision.map(decision_to_wire);
         wire.new_slots = new_slots.slots;
         refill(&mut wire.prefill, &plan.prefill, prefill_row);

@@ -1,6 +1,8 @@
 //! The ranks' messages, from Hello to Bye.
 
-use plait_proto::{ExitCode, Fail, Hello, Malformed, Message, PageKind, StepResult, Welcome};
+use plait_proto::{
+    ExitCode, Fail, ForwardDone, Hello, Malformed, Message, PageKind, StepResult, Welcome,
+};
 
 use super::{EventLoop, ReplicaConfig, Stage};
 use crate::handshake::{RejectedPeer, WarmUp, num_pages, other_kinds};
@@ -36,6 +38,7 @@ impl EventLoop {
         match message {
             Message::Hello(hello) => self.hello(rank, hello),
             Message::StepResult(result) => self.result(rank, &result),
+            Message::ForwardDone(done) => self.forward_done(rank, done),
             Message::Heartbeat(_) => {}
             Message::Fail(fail) if fail.code == ExitCode::RankLost => {
                 self.rank_reports_peer_lost(rank, &fail.reason);
@@ -125,6 +128,7 @@ impl EventLoop {
             shared: self.driver.shared.clone(),
             own: self.driver.own.clone(),
             recorder: self.driver.recorder.clone(),
+            masks: self.driver.masks.clone(),
             kv_events: self
                 .driver
                 .kv_events
@@ -173,6 +177,22 @@ impl EventLoop {
             _ => self.lose_rank(
                 rank,
                 &format!("it answered step {}, which is not in flight", result.step),
+            ),
+        }
+    }
+
+    fn forward_done(&mut self, rank: u32, done: ForwardDone) {
+        match &mut self.stage {
+            Stage::Serving(serving) if rank == self.ranks.first() => {
+                serving.forward_done(done.step);
+            }
+            Stage::Ended | Stage::ShuttingDown { .. } => {}
+            _ => self.lose_rank(
+                rank,
+                &format!(
+                    "it asked for the masks of step {}, which are not its",
+                    done.step
+                ),
             ),
         }
     }
