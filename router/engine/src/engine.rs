@@ -190,6 +190,7 @@ impl Engine {
         let worker = Arc::new(TextWorker {
             model: model.clone(),
             max_model_len,
+            vocab_size: replica.vocab_size,
             policy: settings.scheduler.policy,
             seeds: SeedSource::new(settings.seed),
             grammars: grammars(&shared),

@@ -11,6 +11,7 @@ pub struct Way {
     is_greedy: bool,
     is_adjusted: bool,
     has_output: bool,
+    is_masked: bool,
 }
 
 impl Way {
@@ -21,7 +22,13 @@ impl Way {
             is_greedy: sampling.temperature == 0.0,
             is_adjusted,
             has_output,
+            is_masked: false,
         }
+    }
+
+    /// The same under masks.
+    pub fn masked(self, is_masked: bool) -> Self {
+        Self { is_masked, ..self }
     }
 }
 

@@ -24,6 +24,8 @@ pub struct LiveRequest {
     pub adjustment: Option<Arc<Adjustment>>,
     /// Whether any token is to be sampled.
     pub has_output: bool,
+    /// Whether its tokens are sampled under masks.
+    pub is_masked: bool,
     /// Where its prompt's tokens come from.
     pub prompt: PromptProgress,
 }
@@ -43,13 +45,14 @@ impl LiveRequest {
             sampling: choice.sampling,
             adjustment: choice.adjustment,
             has_output: prompt.max_tokens > 0,
+            is_masked: prompt.is_masked,
             prompt: PromptProgress::new(prompt.prompt.len()),
         }
     }
 
     /// How it samples.
     pub fn way(&self) -> Way {
-        Way::new(&self.sampling, self.adjustment.is_some(), self.has_output)
+        Way::new(&self.sampling, self.adjustment.is_some(), self.has_output).masked(self.is_masked)
     }
 
     /// Whether the worker sends records for it.

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use plait_core::TokenId;
 use plait_grammar::{Allowed, Grammar, Matcher};
+use plait_openai::RequestError;
 use rustc_hash::FxHasher;
 
 /// Follows one answer, and says which tokens may come next.
@@ -96,6 +97,15 @@ impl ConstrainedAnswer {
     pub fn of(mut matcher: Box<dyn TokenMatcher>, vocab_size: u32) -> Result<Self, String> {
         let first = fill(&mut *matcher, vocab_size)?;
         Ok(Self { matcher, first })
+    }
+}
+
+/// What a client reads whose answer cannot follow its grammar.
+pub fn grammar_failed(reason: impl std::fmt::Display) -> RequestError {
+    RequestError {
+        param: "structured_outputs".into(),
+        code: "grammar_failed",
+        message: format!("the answer's grammar cannot go on: {reason}; simplify it, or ask again"),
     }
 }
 

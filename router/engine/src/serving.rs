@@ -8,7 +8,7 @@ use plait_core::{
     Decision, Event, FinishReason, KvEvent, Limits, Micros, Output, Plan, Rejected, RequestId,
     Scheduler, Settings, SettingsError, StepId, UnexpectedResult, Vote,
 };
-use plait_openai::{ApiError, PreparedPrompt, RequestError, TokenLogprobs};
+use plait_openai::{ApiError, PreparedPrompt, TokenLogprobs};
 use plait_proto::{Adjustment, NewSlot, StepMasks, StepResult};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -19,7 +19,7 @@ use crate::group::GroupStepTimes;
 use crate::kv_events::KvEventQueue;
 use crate::live_request::LiveRequest;
 use crate::logprobs::{self, WrongRecords};
-use crate::masks::{MaskAnswers, MaskEvent, MaskJobs};
+use crate::masks::{MaskAnswers, MaskEvent, MaskJobs, grammar_failed};
 use crate::metrics::{Ending, Rejection};
 use crate::output::StreamEvent;
 use crate::output_queue::StreamId;
@@ -180,6 +180,7 @@ impl Serving {
             stream,
             received,
             prepared,
+            constrained,
         } = admission;
         let (mut submitted, mut lives) = (Vec::new(), Vec::new());
         for PreparedPrompt { request, choices } in prepared.prompts {
@@ -207,8 +208,13 @@ impl Serving {
         self.events.push(StreamEvent::Open {
             stream,
             response: Box::new(prepared.response),
-            requests,
+            requests: requests.clone(),
         });
+        for (request, answer) in requests.iter().zip(constrained) {
+            if self.masks.open(*request, answer) {
+                self.stop(*request);
+            }
+        }
     }
 
     /// The client is gone. Its requests return their pages when the steps in flight are complete.
@@ -501,13 +507,7 @@ impl Serving {
     /// Ends the stream of an answer that its grammar cannot follow.
     fn fail_constrained(&mut self, request: RequestId, reason: &str) {
         let stream = self.requests[&request].stream;
-        let error = ApiError::from(RequestError {
-            param: "structured_outputs".into(),
-            code: "grammar_failed",
-            message: format!(
-                "the answer's grammar cannot go on: {reason}; simplify it, or ask again"
-            ),
-        });
+        let error = ApiError::from(grammar_failed(reason));
         if let Some(requests) = self.forget(stream) {
             self.events.push(StreamEvent::Fail { stream, error });
             self.end_requests(&requests, Event::Abort);

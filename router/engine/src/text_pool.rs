@@ -10,6 +10,7 @@ use plait_openai::{
 use plait_text::ModelText;
 
 use crate::clock::since;
+use crate::masks::{ConstrainedAnswer, grammar_failed};
 use crate::metrics::Rejection;
 use crate::output_queue::StreamId;
 use crate::request_seeds::SeedSource;
@@ -25,6 +26,8 @@ pub struct Admission {
     pub received: Micros,
     /// The scheduler's requests and the answer's text.
     pub prepared: Prepared,
+    /// What constrains each choice of all prompts, in order; empty if nothing does.
+    pub constrained: Vec<ConstrainedAnswer>,
 }
 
 /// What one text thread works with.
@@ -33,6 +36,8 @@ pub struct TextWorker {
     pub model: Arc<ModelText>,
     /// Longest prompt plus output.
     pub max_model_len: u32,
+    /// Tokens of the vocabulary.
+    pub vocab_size: u32,
     /// Whether requests may have a priority.
     pub policy: Policy,
     /// For requests without a seed.
@@ -73,10 +78,11 @@ impl TextWorker {
         let elapsed = since(start, self.shared.clock.now());
         self.queue.measure(json.len(), elapsed);
         match prepared {
-            Ok(prepared) => self.admit(Admission {
+            Ok((prepared, constrained)) => self.admit(Admission {
                 stream,
                 received,
                 prepared,
+                constrained,
             }),
             Err((rejection, error)) => self.reject(stream, rejection, &error),
         }
@@ -98,7 +104,10 @@ impl TextWorker {
         self.shared.replica(replica).mailbox.wakeup().signal();
     }
 
-    fn prepare(&self, json: &[u8]) -> Result<Prepared, (Rejection, ApiError)> {
+    fn prepare(
+        &self,
+        json: &[u8],
+    ) -> Result<(Prepared, Vec<ConstrainedAnswer>), (Rejection, ApiError)> {
         let mut prepared = self.check(json).map_err(|error| {
             let rejection = match error.code {
                 "context_length_exceeded" => Rejection::TooLong,
@@ -109,7 +118,20 @@ impl TextWorker {
         prepared
             .reserve(&self.logprobs)
             .map_err(|error| (Rejection::QueueFull, error))?;
-        Ok(prepared)
+        let constrained = self
+            .constrain(&prepared)
+            .map_err(|error| (Rejection::Invalid, error.into()))?;
+        Ok((prepared, constrained))
+    }
+
+    /// The matchers of all choices, which have the same grammar, with the masks of their first tokens.
+    fn constrain(&self, prepared: &Prepared) -> Result<Vec<ConstrainedAnswer>, RequestError> {
+        let choices = prepared.prompts.iter().flat_map(|it| &it.choices);
+        let grammars = choices.filter_map(|choice| choice.grammar.as_ref());
+        grammars
+            .map(|grammar| ConstrainedAnswer::begin(grammar, self.vocab_size))
+            .collect::<Result<_, _>>()
+            .map_err(grammar_failed)
     }
 
     fn check(&self, json: &[u8]) -> Result<Prepared, RequestError> {

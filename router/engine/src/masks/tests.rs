@@ -56,11 +56,7 @@ struct World {
 
 impl World {
     fn new(vocab_size: u32, scripts: &[&[Says]]) -> Self {
-        let shared = Shared::new(
-            Arc::new(SystemClock::start()),
-            1,
-            Routes::new(1, 16, None),
-        );
+        let shared = Shared::new(Arc::new(SystemClock::start()), 1, Routes::new(1, 16, None));
         let own = shared.unwrap().replica(0).clone();
         let (jobs, threads) = mask_threads(vocab_size);
         let mut answers = MaskAnswers::new(jobs, own, 4, vocab_size);
