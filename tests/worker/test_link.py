@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from threading import Semaphore
 
 import pytest
-from plait_proto import Plan, StepMasks, StepResult, encode
+from plait_proto import Bye, Plan, StepMasks, StepResult, encode
 from plait_testing.engine_side import EngineSide, engine_side
 from plait_testing.stepper import words
 from plait_worker import link as worker_link
