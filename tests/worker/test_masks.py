@@ -29,7 +29,13 @@ def expected_output(prompt: list[int], num_tokens: int) -> list[int]:
 
 def plan(step: int, rows: Sequence[int], *, awaits_masks: bool = True, **changes: Any) -> Plan:
     """A step of decode rows, ``slot, start`` each, unless more is said."""
-    fields = {"num_prefill": 0, "token_ids": b"", "appended_pages": b"", "freed_slots": b"", "new_slots": ()} | changes
+    fields: dict[str, Any] = {
+        "num_prefill": 0,
+        "token_ids": b"",
+        "appended_pages": b"",
+        "freed_slots": b"",
+        "new_slots": (),
+    } | changes
     num_decode = (len(rows) - 4 * fields["num_prefill"]) // 2
     return Plan(step=step, num_decode=num_decode, rows=words(rows), awaits_masks=awaits_masks, decision=None, **fields)
 
