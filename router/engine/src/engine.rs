@@ -19,7 +19,7 @@ use crate::kv_events::{KvEventQueue, KvEventSender, KvEventsProblem, Origin, Pub
 use crate::link::{Link, LinkError};
 use crate::logging;
 use crate::mailbox::Mail;
-use crate::masks::mask_threads;
+use crate::masks::{MaskJobs, mask_threads};
 use crate::metrics::Rejection;
 use crate::output::{EndedResponse, Output, write_bodies};
 use crate::output_queue::StreamId;
@@ -158,10 +158,7 @@ impl Engine {
         let settings = &replica.settings;
         let mut threads = Threads::new(shared.clone());
         let (bodies, ended) = crossbeam_channel::bounded(MAX_BODIES);
-        let (masks, mask_threads) = mask_threads(replica.vocab_size);
-        for thread in mask_threads {
-            threads.spawn("plait-mask", move || thread.run())?;
-        }
+        let masks = threads.spawn_masks(replica.vocab_size)?;
         let mut admissions = Vec::new();
         for (own, link) in shared.replicas().iter().zip(links) {
             let (admission, admitted) = crossbeam_channel::bounded(MAX_ADMISSIONS);
@@ -199,10 +196,7 @@ impl Engine {
             admissions,
             queue: queue.clone(),
         });
-        for _ in 0..settings.text_threads {
-            let worker = worker.clone();
-            threads.spawn("plait-text", move || worker.run())?;
-        }
+        threads.spawn_text(&worker, settings.text_threads)?;
         Ok(Self {
             shared,
             model,
@@ -470,6 +464,22 @@ impl Threads {
             0 => self.spawn(name, run),
             number => self.spawn(&format!("{name}-{number}"), run),
         }
+    }
+
+    fn spawn_masks(&mut self, vocab_size: u32) -> io::Result<MaskJobs> {
+        let (jobs, mask_threads) = mask_threads(vocab_size);
+        for thread in mask_threads {
+            self.spawn("plait-mask", move || thread.run())?;
+        }
+        Ok(jobs)
+    }
+
+    fn spawn_text(&mut self, worker: &Arc<TextWorker>, num_threads: u32) -> io::Result<()> {
+        for _ in 0..num_threads {
+            let worker = worker.clone();
+            self.spawn("plait-text", move || worker.run())?;
+        }
+        Ok(())
     }
 
     /// The threads that write what the replicas have made.

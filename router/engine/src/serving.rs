@@ -524,13 +524,10 @@ impl Serving {
     }
 
     fn check_left_out(&self, result: &StepResult) -> Result<(), InvalidResult> {
+        let step = self.in_flight.front();
+        let row = step.and_then(|it| it.sampled_though_left_out(&result.num_accepted));
         let step = result.step;
-        let left_out = self.in_flight.front().map_or(&[][..], |it| &it.left_out);
-        let sampled = |row: &&u32| result.num_accepted.get(**row as usize) != Some(&0);
-        match left_out.iter().find(sampled) {
-            Some(row) => Err(InvalidResult::LeftOut { step, row: *row }),
-            None => Ok(()),
-        }
+        row.map_or(Ok(()), |row| Err(InvalidResult::LeftOut { step, row }))
     }
 
     fn check_tokens(&self, result: &StepResult) -> Result<(), InvalidResult> {

@@ -68,6 +68,14 @@ impl StepInFlight {
     }
 }
 
+impl StepInFlight {
+    /// A row that was left out, and accepted something or is not there.
+    pub fn sampled_though_left_out(&self, num_accepted: &[u32]) -> Option<u32> {
+        let sampled = |row: &u32| num_accepted.get(*row as usize) != Some(&0);
+        self.left_out.iter().copied().find(sampled)
+    }
+}
+
 impl MeasuredRow {
     /// A prefill row of a request that wants `num_top` best tokens beside each prompt token.
     pub fn new(row: &plait_core::PrefillRow, num_top: u32) -> Self {
