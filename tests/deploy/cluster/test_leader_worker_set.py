@@ -96,10 +96,11 @@ def test_a_group_answers_right_through_the_services_address(cluster: Cluster) ->
 def ask_recall(cluster: Cluster, num: int) -> list[str]:
     """Each on a connection of its own, so that any pod is asked; the wrong answers."""
     problems, headers = recall.problems(7, num, 512), {"Authorization": f"Bearer {KEY}"}
+    url = cluster.url  # the API server is not in the clients' network
 
     def ask(problem: recall.Problem) -> str:
         cluster.wait_for(cluster.ready, "a pod behind the Service")
-        with httpx.Client(base_url=cluster.url, headers=headers, timeout=120, trust_env=False) as client:
+        with httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False) as client:
             return recall.ask(client, problem, "recall-mla")
 
     with ThreadPoolExecutor(1, initializer=enter_network, initargs=(cluster.network, CLIENTS)) as pool:
