@@ -125,6 +125,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Preemptions a second", "short", (rate("plait_preemptions_total"),)),
         Panel("Evictions a second", "short", (rate("plait_prefix_evictions_total"),)),
     ),
+    "Constrained answers": (
+        Panel("Constrained requests", "reqps", (rate("plait_constrained_requests_total", "kind"),)),
+        Panel("Grammars a second", "short", (rate("plait_grammars_total", "result"),)),
+        Panel("Compiling a grammar", "s", percentiles("plait_grammar_compile_seconds")),
+        Panel("Filling a mask", "s", percentiles("plait_mask_seconds")),
+        Panel("Late masks a second", "short", (rate("plait_late_masks_total"),)),
+        Panel("Tool calls a second", "short", (rate("plait_tool_calls_total", "outcome"),)),
+    ),
     "Links": (
         Panel("Group's steps a second", "short", (rate("plait_group_step"), rate("plait_group_dummy_steps_total"))),
         Panel("Malformed messages a second", "short", (rate("plait_link_malformed_total"),)),
