@@ -43,6 +43,9 @@ pub(crate) const MAX_TRUNCATED: usize = 4;
 const PRIORITIES: RangeInclusive<i32> = i32::MIN..=i32::MAX;
 /// Log-probabilities of prompt tokens in one answer: each takes about 100 bytes of its JSON.
 const MAX_PROMPT_LOGPROBS: usize = 1 << 19;
+/// Bytes of prompts, as text and as ids, in the choices of one answer: more would hold up the thread that writes all
+/// answers.
+const MAX_REPEATED_BYTES: usize = 1 << 24;
 
 /// A request's numbers in range.
 #[derive(Clone, Copy, Debug)]
@@ -342,6 +345,20 @@ pub(crate) fn check_prompt_logprobs(
          one answer, where {MAX_PROMPT_LOGPROBS} are allowed; ask for fewer, or send the prompts one by one"
     );
     Err(RequestError::invalid(param, message))
+}
+
+/// Bytes that each choice repeats of its prompt; `num_bytes` of all prompts.
+pub(crate) fn check_repeated(num_bytes: usize, numbers: &Numbers) -> Result<(), RequestError> {
+    let num_choices = numbers.num_choices.get();
+    let in_all = num_bytes.saturating_mul(num_choices as usize);
+    if num_choices == 1 || in_all <= MAX_REPEATED_BYTES {
+        return Ok(());
+    }
+    let message = format!(
+        "`n` is {num_choices}, and each choice repeats its prompt, which makes {in_all} bytes in one answer, where \
+         {MAX_REPEATED_BYTES} are allowed; lower it, or leave `echo` and `return_token_ids` out"
+    );
+    Err(RequestError::invalid("n", message))
 }
 
 /// A prompt needs room for one token after it, or for `max_tokens` if the request gives them.

@@ -33,6 +33,9 @@ const COMPLETION_TOKENS: u32 = 16;
 /// A family's way of calling, and the tools that may be called.
 type FoundCalls = Option<(&'static ToolFormat, Arc<Tools>)>;
 
+/// In an answer's JSON, with its comma, at most for the vocabularies that there are.
+const BYTES_OF_ID: usize = 8;
+
 /// A prompt in tokens.
 type Tokens = Arc<[TokenId]>;
 
@@ -121,6 +124,7 @@ pub fn prepare(
     let of_prompts = numbers.of_prompts(&request.input);
     let num_times = times_told(&request.input, &numbers);
     let num_prompt_logprobs = limits::check_prompt_logprobs(num_tokens, num_times, of_prompts)?;
+    limits::check_repeated(num_repeated_bytes(request, &prompts), &numbers)?;
     let (_, prompt_logprobs) = of_prompts;
     // Last, as it may take longest.
     let grammar = grammars.of_request(model, request)?;
@@ -173,6 +177,19 @@ fn times_told(input: &Input, numbers: &Numbers) -> usize {
         Input::Chat { .. } => 1,
         Input::Completion { .. } => numbers.num_choices.get() as usize,
     }
+}
+
+/// Bytes of the prompts that each choice tells: their texts, and their ids, which a whole chat tells once.
+fn num_repeated_bytes(request: &GenerateRequest, prompts: &[Tokenised]) -> usize {
+    let has_ids = request.stream || matches!(request.input, Input::Completion { .. });
+    let bytes_of_id = match request.report.return_token_ids && has_ids {
+        true => BYTES_OF_ID,
+        false => 0,
+    };
+    let each = prompts.iter().map(|prompt| {
+        prompt.echo.as_ref().map_or(0, |text| text.len()) + prompt.tokens.len() * bytes_of_id
+    });
+    each.sum()
 }
 
 fn num_words(adjustment: &Adjustment) -> u32 {

@@ -207,3 +207,37 @@ fn log_probabilities_of_prompts_count_as_often_as_they_are_shown() {
         error.message
     );
 }
+
+/// At most 16 MiB, so that no answer holds up the thread that writes all of them.
+#[test]
+fn what_each_choice_repeats_of_its_prompt_is_bounded() {
+    let prepare = |request| {
+        let prepared = plait_openai::prepare(&model(), &request, 1 << 18, &grammars(), &mut || 7);
+        prepared.map(|_| ()).map_err(|error| error.message)
+    };
+    let asked = |num_tokens: usize, mut fields: Value| {
+        fields["prompts"] = json!([vec![ids("a")[0]; num_tokens]]);
+        prepare(completion(&fields))
+    };
+    let echo = json!({"n": 128, "echo": true});
+    let token_ids = json!({"n": 128, "return_token_ids": true});
+    for (most, fields) in [(1 << 17, echo), (1 << 14, token_ids)] {
+        assert_eq!(asked(most, fields.clone()), Ok(()));
+        let message = asked(most + 1, fields.clone()).unwrap_err();
+        assert!(message.contains("where 16777216 are allowed"), "{message}");
+        let alone = {
+            let mut fields = fields;
+            fields["n"] = json!(1);
+            fields
+        };
+        assert_eq!(asked(most + 1, alone), Ok(()));
+    }
+    let messages = json!([{"role": "user", "content": "a ".repeat(1 << 14)}]);
+    let chat = |stream: bool| {
+        let fields =
+            json!({"messages": messages, "n": 128, "return_token_ids": true, "stream": stream});
+        prepare(chat(&fields))
+    };
+    assert_eq!(chat(false), Ok(()), "told once");
+    assert!(chat(true).is_err());
+}
