@@ -464,7 +464,8 @@ fn no_latecomer_gets_requests_of_more_lengths_stuck() {
 #[test]
 #[ignore = "long: more lengths, and two aborts"]
 fn no_choices_get_requests_of_more_lengths_stuck() {
-    tell(explore_choices(all_settings(), &MORE_LENGTHS, 2));
+    let without_cache = explore_choices(all_settings(), &MORE_LENGTHS, 2);
+    tell(without_cache + explore_choices(keeping_prefixes(), &MORE_LENGTHS, 2));
 }
 
 #[test]
