@@ -224,7 +224,7 @@ fn by_tokens(family: &Family, text: &str) -> Answer {
     let mut answer = Answer::default();
     for token in model.encode(text, false, usize::MAX).unwrap() {
         let stop = output.push(model.vocabulary(), &[], token, &mut |parsed| {
-            answer.take(parsed)
+            answer.take(parsed);
         });
         assert_eq!(stop, None);
     }
