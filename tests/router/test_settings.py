@@ -53,7 +53,8 @@ SETTINGS = """
     kv-events-endpoint kv-events-replay-endpoint kv-events-topic kv-events-public kv-hash-key-file
     group-engines group-engine group-endpoint group-secret-key-file group-public-keys-file
     rank-hosts rank-endpoint rank-secret-key-file rank-public-keys-file
-    tp dp dp-attention threads text-threads seed load-timeout-seconds capture-timeout-seconds log-level step-trace
+    tp dp dp-attention threads text-threads seed load-timeout-seconds capture-timeout-seconds shutdown-delay-seconds
+    log-level step-trace
 """
 
 
