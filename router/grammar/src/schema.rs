@@ -119,14 +119,14 @@ impl Walk<'_> {
         place: &str,
     ) -> Result<(), CompileError> {
         let mut dropped = Vec::new();
-        let mut patterns = Vec::new();
+        let mut others = Vec::new();
         for (keyword, value) in keywords.iter() {
             match decision(keyword, value, keywords, self.limits)? {
                 Decision::Held => {}
                 Decision::SaysNothing => dropped.push(keyword.clone()),
-                Decision::Pattern(pattern) => {
+                Decision::Instead(schema) => {
                     dropped.push(keyword.clone());
-                    patterns.push(json!({"pattern": pattern}));
+                    others.push(schema);
                 }
                 Decision::Refused(why) => return Err(CompileError::unsupported(why, place)),
             }
@@ -134,10 +134,10 @@ impl Walk<'_> {
         for keyword in dropped {
             keywords.shift_remove(&keyword);
         }
-        if !patterns.is_empty()
+        if !others.is_empty()
             && let Value::Array(all) = keywords.entry("allOf").or_insert(json!([]))
         {
-            all.append(&mut patterns);
+            all.append(&mut others);
         }
         Ok(())
     }

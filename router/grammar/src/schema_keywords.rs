@@ -1,6 +1,6 @@
 //! What becomes of each keyword of JSON Schema, of whatever draft.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::error::CompileError;
 use crate::limits::Limits;
@@ -57,8 +57,8 @@ pub(crate) enum Decision {
     Held,
     /// It changes nothing with this value.
     SaysNothing,
-    /// This pattern says the same.
-    Pattern(&'static str),
+    /// This schema says the same.
+    Instead(Value),
     /// Masks cannot hold it. The text says what.
     Refused(String),
 }
@@ -91,6 +91,7 @@ pub(crate) fn decision(
         "$dynamicRef" | "$recursiveRef" => is(true),
         "x-guidance" => Decision::SaysNothing,
         "format" => format(value, beside),
+        "oneOf" => one_of(value),
         "minProperties" => min_properties(value, beside),
         "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf" => {
             instance(keyword, value)
@@ -134,7 +135,7 @@ fn format(value: &Value, beside: &Map<String, Value>) -> Decision {
         Some(one) => one == "string",
     };
     if let Some((_, pattern)) = PATTERNS.iter().find(|(known, _)| *known == name) {
-        return Decision::Pattern(pattern);
+        return Decision::Instead(json!({"pattern": pattern}));
     }
     if HELD_FORMATS.contains(&name) {
         return Decision::Held;
@@ -143,6 +144,46 @@ fn format(value: &Value, beside: &Map<String, Value>) -> Decision {
         true => Decision::Refused(format!("`format` {name:?}")),
         false => Decision::SaysNothing,
     }
+}
+
+/// Of options that are types alone an answer has one that no other has.
+fn one_of(options: &Value) -> Decision {
+    let Some(types) = options.as_array().and_then(|it| types_of_one(it)) else {
+        return Decision::Held;
+    };
+    match types.is_empty() {
+        true => Decision::Held,
+        false => Decision::Instead(json!({"type": types})),
+    }
+}
+
+fn types_of_one(options: &[Value]) -> Option<Vec<&str>> {
+    let each: Option<Vec<Vec<&str>>> = options.iter().map(types_alone).collect();
+    let mut all: Vec<&str> = each?.concat();
+    all.sort_unstable();
+    // Every integer is a number, too.
+    if all.contains(&"integer") && all.contains(&"number") {
+        return None;
+    }
+    let runs = all.chunk_by(|one, other| one == other);
+    Some(
+        runs.filter(|run| run.len() == 1)
+            .map(|run| run[0])
+            .collect(),
+    )
+}
+
+/// The types of a schema that says nothing else, each once.
+fn types_alone(schema: &Value) -> Option<Vec<&str>> {
+    let schema = schema.as_object().filter(|it| it.len() == 1)?;
+    let mut types: Vec<&str> = match schema.get("type")? {
+        Value::String(name) => vec![name],
+        Value::Array(names) => names.iter().map(Value::as_str).collect::<Option<_>>()?,
+        _ => return None,
+    };
+    types.sort_unstable();
+    types.dedup();
+    Some(types)
 }
 
 /// A name that no keyword lists may come twice in an answer, which JSON's readers take for one. So what counts names

@@ -191,3 +191,11 @@ fn dates_and_times_are_those_of_the_calendar() {
     assert!(takes(&times, r#""2024-02-29T23:59:59.5+01:00""#));
     assert!(!takes(&times, r#""2024-02-29T23:58:60Z""#));
 }
+
+#[test]
+fn one_of_some_types_is_a_type_that_no_other_option_has() {
+    let schema = r#"{"oneOf": [{"type": ["string", "null"]}, {"type": ["integer", "null"]}]}"#;
+    let grammar = grammar(&json(schema));
+    assert!(takes(&grammar, "\"a\"") && takes(&grammar, "12"));
+    assert!(!takes(&grammar, "null") && !takes(&grammar, "1.5"));
+}
