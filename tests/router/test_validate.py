@@ -339,7 +339,6 @@ def test_the_same_holds_for_completions(name: str) -> None:
         ("best_of", 0),
         ("use_beam_search", True),
         ("length_penalty", 0.1),
-        ("response_format", {"type": "json_object"}),
     ],
 )
 def test_nearly_neutral_values_are_rejected(name: str, value: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from plait.http.bodies import SamplingFields
+from plait.http.constraints import Constraint
 from plait.http.tools import AskedChoice
 
 
@@ -79,6 +80,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     allowed_token_ids: list[int] | None = None
     """The only tokens that may be sampled."""
     bad_words: list[str] = []
+    constraint: Constraint | None = None
+    """What the answer must be."""
     logprobs: int | None = None
     """Best tokens to list with each output token; 0: the token's own log-probability only."""
     prompt_logprobs: int | None = None

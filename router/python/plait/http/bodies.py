@@ -23,6 +23,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 TruncationSide = Literal["left", "right"]
+ResponseFormatType = Literal["text", "json_object", "json_schema", "structural_tag"]
 CHOICES = {
     "role": get_args(Role),
     "reasoning_effort": get_args(ReasoningEffort),
@@ -30,6 +31,7 @@ CHOICES = {
     "tool_choice": ("none", "auto", "required"),
     "function_call": ("none", "auto"),
     "mode": ("auto", "required"),
+    "type": get_args(ResponseFormatType),
 }
 """The words that a field takes, by its name."""
 
@@ -83,7 +85,61 @@ class LogitFields(StopFields, kw_only=True):
     """vLLM's; texts that the answer may not have."""
 
 
-class PromptFields(LogitFields, kw_only=True):
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
+    """OpenAI's wrapping of a schema. The answer is held to it with `strict` and without."""
+
+    schema: msgspec.Raw = msgspec.Raw()
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """OpenAI's form of an answer; vLLM's and SGLang's structural tags have it too."""
+
+    type: ResponseFormatType
+    json_schema: JsonSchemaFormat | None = None
+    structures: list[dict[str, Json]] | None = None
+    triggers: list[str] | None = None
+    format: Json = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """vLLM's form of an answer: one of the first six."""
+
+    json: msgspec.Raw = msgspec.Raw()
+    """A JSON schema."""
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    """EBNF (`root ::= ...`) or Lark."""
+    json_object: bool | None = None
+    structural_tag: msgspec.Raw = msgspec.Raw()
+    disable_any_whitespace: bool | None = None
+    """JSON without spaces."""
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+
+
+class ConstraintFields(LogitFields, kw_only=True):
+    """What the answer must be: at most one of them."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    """vLLM's."""
+    guided_json: msgspec.Raw = msgspec.Raw()
+    """vLLM's older name of `structured_outputs.json`; so on."""
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: msgspec.Raw = msgspec.Raw()
+    """SGLang's; so are the following."""
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: msgspec.Raw = msgspec.Raw()
+
+
+class PromptFields(ConstraintFields, kw_only=True):
     """How a prompt becomes tokens; vLLM's."""
 
     add_special_tokens: bool | None = None

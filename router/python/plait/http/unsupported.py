@@ -2,7 +2,7 @@
 
 A neutral value changes nothing and is accepted; null is neutral everywhere. Any other value is rejected by name.
 Fields that never change an answer are ignored, as unknown names are: `metadata`, `safety_identifier`,
-`prompt_cache_key`, `prompt_cache_retention`, `service_tier`, `store`.
+`prompt_cache_key`, `prompt_cache_retention`, `service_tier`, `store`, `guided_decoding_backend`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,6 @@ _BOTH: Neutral = {
     "use_beam_search": (False,),
     "early_stopping": (False,),
     "logits_processors": ([],),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "structural_tag": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "request_id": (),
     "kv_transfer_params": (),

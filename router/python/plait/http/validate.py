@@ -19,6 +19,7 @@ from plait.http.bodies import (
     SamplingFields,
 )
 from plait.http.body_errors import explain, field_error, shown
+from plait.http.constraints import constraint_of
 from plait.http.errors import ApiError
 from plait.http.identity import ClientIdentity
 from plait.http.tools import AskedTools, calls_of, read_tools
@@ -136,6 +137,7 @@ def _request(asked: _Asked, body: ResponseFields, served_model: str, client: Cli
         logit_bias=body.logit_bias or {},
         allowed_token_ids=body.allowed_token_ids,
         bad_words=body.bad_words or [],
+        constraint=constraint_of(body),
         logprobs=asked.logprobs,
         prompt_logprobs=body.prompt_logprobs,
         return_token_ids=bool(body.return_token_ids),
