@@ -74,8 +74,9 @@ def test_every_crate_takes_its_version_and_lints_from_the_workspace() -> None:
 CRATES = {
     "core": set[str](),
     "text": {"plait-core", "plait-proto"},
-    "openai": {"plait-core", "plait-proto", "plait-text"},
-    "engine": {"plait-core", "plait-openai", "plait-proto", "plait-text"},
+    "grammar": set[str](),
+    "openai": {"plait-core", "plait-grammar", "plait-proto", "plait-text"},
+    "engine": {"plait-core", "plait-grammar", "plait-openai", "plait-proto", "plait-text"},
     "sim": {"plait-core", "plait-proto"},
     "python": {"plait-engine", "plait-sim"},
 }

@@ -53,7 +53,7 @@ class AllReduceCheck:
             await self._task
 
     async def _run(self) -> None:
-        environment = dict(os.environ)
+        environment = dict(self._plan.environment)
         endpoint = engine_endpoint(self._plan.head_address, self._plan.place.head_port)
         try:
             set_rank_interface(environment, None, shares_experts=False, rank_endpoint=endpoint)

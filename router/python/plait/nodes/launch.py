@@ -37,7 +37,7 @@ def launch(model: str | None, settings: LaunchSettings, environment: Environment
     gpus = find_gpus(environment.get("CUDA_VISIBLE_DEVICES"))
     layout = _layout(settings, place, gpus)
     keys = None if settings.nodes.dry_run else _keys(settings, place)
-    plan = _plan(model, settings, place, layout, keys, gpus)
+    plan = _plan(model, settings, place, layout, keys, gpus, environment)
     if settings.nodes.dry_run:
         _print_layout(plan)
         return DONE
@@ -75,6 +75,7 @@ def _plan(
     layout: Layout,
     keys: NodeKeys | None,
     gpus: tuple[Gpu, ...],
+    environment: Environment,
 ) -> LaunchPlan:
     head = resolve_head(place, settings.nodes.meet_timeout_seconds)
     check_head_address(place, head)
@@ -94,6 +95,7 @@ def _plan(
         address=address,
         address_reason=reason,
         gpus=gpus,
+        environment=environment,
         keys=keys,
         words=engine_words(model, engine) if has_engine else [],
         ports=[(one.host, one.port) for one in opened if one.node in (None, place.node)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from plait.nodes.environment import Environment
 from plait.nodes.facts import collect_facts
 from plait.nodes.key_files import NodeKeys
 from plait.nodes.layout import Layout
@@ -23,6 +24,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     address_reason: str
     gpus: tuple[Gpu, ...]
+    environment: Environment
     keys: NodeKeys | None
     """None: there is one node alone."""
     words: list[str]

@@ -116,7 +116,7 @@ class RankProcesses:
         _write_secret(keys, self._link_keys())
         model = find_model(self._plan.model).path
         ranks = self._plan.layout.ranks_of(self._plan.node)
-        environment = dict(os.environ)
+        environment = dict(self._plan.environment)
         set_rank_interface(environment, None, shares_experts=False, rank_endpoint=order.endpoints[0])
         common = ["--config", str(config), "--keys", str(keys), "--model", str(model), "--parent", str(os.getpid())]
         endpoints = [order.endpoints[rank // self._plan.layout.tp] for rank in ranks]
