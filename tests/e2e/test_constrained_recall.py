@@ -32,7 +32,7 @@ def constraint(index: int, answer: str) -> dict[str, Any]:
     return {"structured_outputs": asked if index % 4 == 1 else {"regex": f"(.|\n)*{re.escape(answer[-1])}"}}
 
 
-@pytest.mark.acceptance("mixed")
+@pytest.mark.acceptance("cpu")
 @pytest.mark.parametrize("case", CASES)
 def test_constrained_and_free_answers_of_one_batch_are_right(
     check_models: Path, tmp_path: Path, sized: Callable[[int, int], int], case: str
