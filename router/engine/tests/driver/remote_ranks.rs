@@ -33,7 +33,12 @@ impl Hosts {
             "endpoints": ["tcp://127.0.0.1:*"], "secret": z85_encode(&server.secret_key).unwrap(), "allowed": allowed,
         });
         let change = json!({"num_ranks": 3, "remote_workers": remote});
-        let mut harness = Harness::on_clock(&change, Timeouts::default(), &Arc::default());
+        // A lost rank ends the engine at once: no better reason is waited for.
+        let timeouts = Timeouts {
+            error_grace: Duration::ZERO,
+            ..Timeouts::default()
+        };
+        let mut harness = Harness::on_clock(&change, timeouts, &Arc::default());
         harness.dial(|rank| (rank.world, rank.heartbeats) = (3, false));
         Self { harness, keys }
     }
