@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -123,9 +124,12 @@ def prometheus(busy_server: Server, tmp_path_factory: pytest.TempPathFactory) ->
     process.wait()
 
 
-def ask(url: str) -> None:
-    body = {"prompt": "0123 4567", "max_tokens": 8, "ignore_eos": True}
-    httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status()
+def ask(url: str, number: int) -> None:
+    """Asks for an answer, and for one under a grammar that no other number has."""
+    free = {"prompt": "0123 4567", "max_tokens": 8}
+    constrained = free | {"structured_outputs": {"regex": f"[0-9]{{1,{number}}}"}}
+    for body in (free | {"ignore_eos": True}, constrained):
+        httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status()
 
 
 def values(prometheus: str, query: str) -> list[float]:
@@ -148,9 +152,9 @@ def test_each_query_gives_a_value_on_a_server_that_runs(busy_server: Server, pro
         for query in expressions()
     ]
     shown.append('up{job="plait"} == 1')
-    deadline, missing = time.monotonic() + QUERY_SECONDS, shown
+    deadline, missing, numbers = time.monotonic() + QUERY_SECONDS, shown, count(1)
     while missing and time.monotonic() < deadline:
-        ask(busy_server.url)
+        ask(busy_server.url, next(numbers))
         time.sleep(0.2)
         missing = [query for query in missing if not values(prometheus, query)]
     assert missing == []

@@ -88,7 +88,7 @@ class LogitFields(StopFields, kw_only=True):
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
     """OpenAI's wrapping of a schema. The answer is held to it with `strict` and without."""
 
-    schema: msgspec.Raw = msgspec.Raw()
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
@@ -107,14 +107,14 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 class StructuredOutputs(msgspec.Struct, kw_only=True):
     """vLLM's form of an answer: one of the first six."""
 
-    json: msgspec.Raw = msgspec.Raw()
+    json: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     """A JSON schema."""
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
     """EBNF (`root ::= ...`) or Lark."""
     json_object: bool | None = None
-    structural_tag: msgspec.Raw = msgspec.Raw()
+    structural_tag: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     disable_any_whitespace: bool | None = None
     """JSON without spaces."""
     disable_additional_properties: bool | None = None
@@ -127,16 +127,16 @@ class ConstraintFields(LogitFields, kw_only=True):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     """vLLM's."""
-    guided_json: msgspec.Raw = msgspec.Raw()
+    guided_json: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     """vLLM's older name of `structured_outputs.json`; so on."""
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    json_schema: msgspec.Raw = msgspec.Raw()
+    json_schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     """SGLang's; so are the following."""
     regex: str | None = None
     ebnf: str | None = None
-    structural_tag: msgspec.Raw = msgspec.Raw()
+    structural_tag: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
 
 class PromptFields(ConstraintFields, kw_only=True):

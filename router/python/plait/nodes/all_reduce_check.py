@@ -17,7 +17,7 @@ from plait.nodes.child_process import ChildProcess
 from plait.nodes.engine_words import engine_endpoint
 from plait.nodes.plan import LaunchPlan
 
-SECONDS = 30.0
+SECONDS = 60.0
 """Until it is given up. Most of it is the import of torch from a cold disk."""
 MAX_KEYS = 4096
 """Of the store, and requests that wait."""
