@@ -1,15 +1,17 @@
 //! A replica that serves: the scheduler, the steps in flight, and the requests that wait for tokens.
 
+mod masks;
+mod results;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 use plait_core::{
-    Decision, Event, FinishReason, KvEvent, Limits, Micros, Output, Plan, Rejected, RequestId,
-    Scheduler, Settings, SettingsError, StepId, UnexpectedResult, Vote,
+    Decision, Event, KvEvent, Limits, Micros, Output, Plan, Rejected, RequestId, Scheduler,
+    Settings, SettingsError, StepId, Vote,
 };
-use plait_openai::{ApiError, PreparedPrompt, TokenLogprobs};
-use plait_proto::{Adjustment, NewSlot, StepMasks, StepResult};
+use plait_openai::{ApiError, PreparedPrompt};
+use plait_proto::{Adjustment, NewSlot};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -18,8 +20,7 @@ use crate::first_uses::FirstUses;
 use crate::group::GroupStepTimes;
 use crate::kv_events::KvEventQueue;
 use crate::live_request::LiveRequest;
-use crate::logprobs::{self, WrongRecords};
-use crate::masks::{MaskAnswers, MaskEvent, MaskJobs, grammar_failed};
+use crate::masks::{MaskAnswers, MaskJobs};
 use crate::metrics::{Ending, Rejection};
 use crate::output::StreamEvent;
 use crate::output_queue::StreamId;
@@ -28,35 +29,6 @@ use crate::step::{MeasuredRow, NewSlots, PlanWriter, StepInFlight};
 use crate::step_trace::StepRecorder;
 use crate::text_pool::Admission;
 use crate::timeouts::Timeouts;
-
-/// A result that does not fit the plan. The rank cannot be trusted any more.
-#[derive(Debug, thiserror::Error)]
-pub enum InvalidResult {
-    /// Other rows than the plan's.
-    #[error(transparent)]
-    Unexpected(#[from] UnexpectedResult),
-    /// Other log-probabilities than the requests asked for.
-    #[error(transparent)]
-    Records(#[from] WrongRecords),
-    /// A token of a row whose mask was late.
-    #[error("step {step} sampled a token in row {row}, which was left out for lack of its mask")]
-    LeftOut {
-        /// Which step.
-        step: u64,
-        /// Which of the rows that sample.
-        row: u32,
-    },
-    /// A token outside the vocabulary.
-    #[error("step {step} sampled token {token}; the vocabulary has {vocab_size}")]
-    Token {
-        /// Which step.
-        step: u64,
-        /// The sampled token.
-        token: u32,
-        /// Tokens of the vocabulary.
-        vocab_size: u32,
-    },
-}
 
 /// What a replica is started with.
 pub struct ServingConfig {
@@ -228,41 +200,6 @@ impl Serving {
     /// Ends a request at a stop string.
     pub fn stop(&mut self, request: RequestId) {
         self.end_requests(&[request], Event::Stop);
-    }
-
-    /// Completes a step with its result. After an error the replica must end.
-    pub fn complete(&mut self, result: &StepResult, now: Micros) -> Result<(), InvalidResult> {
-        self.check_was_sent(result)?;
-        self.check_tokens(result)?;
-        self.check_left_out(result)?;
-        self.measure(result)?;
-        let event = Event::Result(plait_core::StepResult {
-            step: StepId(result.step),
-            num_accepted: &result.num_accepted,
-            token_ids: &result.token_ids,
-        });
-        self.scheduler.advance(event, &mut self.outputs)?;
-        let step = self
-            .in_flight
-            .pop_front()
-            .expect("the scheduler knows the result's step, so it was sent");
-        self.masks.complete_step();
-        self.oldest_since = now;
-        self.group_steps.measure(Micros(result.elapsed_us));
-        self.emit_prompt_logprobs(&step, result)?;
-        let mut records = logprobs::of_samples(&step, result)?;
-        self.emit_outputs(now, &mut records);
-        self.record(&step, result);
-        Ok(())
-    }
-
-    /// Passes the step's time on the worker to the scheduler.
-    fn measure(&mut self, result: &StepResult) -> Result<(), UnexpectedResult> {
-        let measured = Event::Measured {
-            step: StepId(result.step),
-            elapsed: Micros(result.elapsed_us),
-        };
-        self.scheduler.advance(measured, &mut self.outputs)
     }
 
     /// The frames of the next step, if credit is left, it is time, and there is something to do.
@@ -462,86 +399,6 @@ impl Serving {
         self.emit_outputs(Micros(0), &mut Vec::new());
     }
 
-    /// Takes the masks that have come, and what follows from them.
-    pub fn take_masks(&mut self) {
-        while let Some(event) = self.masks.take_filled() {
-            match event {
-                None => {}
-                Some(MaskEvent::LateMask(request)) => {
-                    self.end_requests(&[request], Event::MaskReady);
-                }
-                Some(MaskEvent::Complete(request)) => self.stop(request),
-                Some(MaskEvent::Failed(request, reason)) => self.fail_constrained(request, &reason),
-            }
-        }
-    }
-
-    /// The masks of the oldest step in flight, once they are there or the device has nothing else to do.
-    pub fn masks_to_send(&mut self) -> Vec<StepMasks> {
-        let Some(step) = self
-            .in_flight
-            .front_mut()
-            .filter(|it| !it.awaiting.is_empty())
-        else {
-            return Vec::new();
-        };
-        let masks = self
-            .masks
-            .masks_of(step.step, &step.awaiting, step.forward_is_done);
-        let masks = masks.unwrap_or_default();
-        if !masks.is_empty() {
-            step.awaiting.clear();
-            step.left_out = masks.iter().flat_map(|it| it.left_out.clone()).collect();
-        }
-        masks
-    }
-
-    /// The device has finished a step's forward, and the masks are not there.
-    pub fn forward_done(&mut self, step: u64) {
-        let found = self.in_flight.iter_mut().find(|it| it.step == step);
-        if let Some(step) = found {
-            step.forward_is_done = true;
-        }
-    }
-
-    /// Ends the stream of an answer that its grammar cannot follow.
-    fn fail_constrained(&mut self, request: RequestId, reason: &str) {
-        let stream = self.requests[&request].stream;
-        let error = ApiError::from(grammar_failed(reason));
-        if let Some(requests) = self.forget(stream) {
-            self.events.push(StreamEvent::Fail { stream, error });
-            self.end_requests(&requests, Event::Abort);
-        }
-    }
-
-    /// In a group a step may be planned that the ranks do not have yet.
-    fn check_was_sent(&self, result: &StepResult) -> Result<(), UnexpectedResult> {
-        let expected = self.in_flight.front().map(|step| StepId(step.step));
-        let given = StepId(result.step);
-        (expected == Some(given))
-            .then_some(())
-            .ok_or(UnexpectedResult::Step { given, expected })
-    }
-
-    fn check_left_out(&self, result: &StepResult) -> Result<(), InvalidResult> {
-        let step = self.in_flight.front();
-        let row = step.and_then(|it| it.sampled_though_left_out(&result.num_accepted));
-        let step = result.step;
-        row.map_or(Ok(()), |row| Err(InvalidResult::LeftOut { step, row }))
-    }
-
-    fn check_tokens(&self, result: &StepResult) -> Result<(), InvalidResult> {
-        let vocab_size = self.config.vocab_size;
-        match result.token_ids.iter().find(|token| **token >= vocab_size) {
-            Some(token) => Err(InvalidResult::Token {
-                step: result.step,
-                token: *token,
-                vocab_size,
-            }),
-            None => Ok(()),
-        }
-    }
-
     /// Keeps what the plan's result will be read with.
     fn remember(&mut self, plan: &Plan, now: Micros) -> StepInFlight {
         let queue = &self.config.own.metrics.latency.queue;
@@ -590,124 +447,5 @@ impl Serving {
             Some(MeasuredRow::new(row, num_top))
         });
         step.measured = measured.collect();
-    }
-
-    fn emit_prompt_logprobs(
-        &mut self,
-        step: &StepInFlight,
-        result: &StepResult,
-    ) -> Result<(), InvalidResult> {
-        for told in logprobs::of_prompts(step, result)? {
-            if !told.records.is_empty() && self.requests.contains_key(&told.request) {
-                let logprobs::PromptRecords {
-                    request,
-                    first_position,
-                    records,
-                } = told;
-                self.events.push(StreamEvent::PromptLogprobs {
-                    request,
-                    first_position,
-                    records,
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// Turns the scheduler's outputs into events. `records` belong to the step's sampling rows.
-    fn emit_outputs(&mut self, now: Micros, records: &mut [Option<Vec<TokenLogprobs>>]) {
-        let mut outputs = std::mem::take(&mut self.outputs);
-        let mut rest = outputs.drain(..).peekable();
-        while let Some(output) = rest.next() {
-            match output {
-                Output::Tokens {
-                    request,
-                    tokens,
-                    sampled_row,
-                    ..
-                } => {
-                    self.time_tokens(request, tokens.len(), now);
-                    let stops = Output::Finished {
-                        request,
-                        reason: FinishReason::Stop,
-                    };
-                    let logprobs = records.get_mut(sampled_row as usize).and_then(Option::take);
-                    let ends_with_stop_id = rest.peek() == Some(&stops);
-                    let ends = matches!(rest.peek(), Some(Output::Finished { request: ended, .. }) if *ended == request);
-                    if !ends {
-                        self.masks.accept(request, &tokens);
-                    }
-                    self.events.push(StreamEvent::Tokens {
-                        request,
-                        tokens,
-                        ends_with_stop_id,
-                        logprobs,
-                    });
-                }
-                Output::Finished { request, reason } => self.end(request, reason),
-            }
-        }
-        drop(rest);
-        self.outputs = outputs;
-    }
-
-    fn time_tokens(&mut self, request: RequestId, num_tokens: usize, now: Micros) {
-        let metrics = &self.config.own.metrics;
-        metrics.requests.generated_tokens.inc_by(num_tokens as u64);
-        let live = self
-            .requests
-            .get_mut(&request)
-            .expect("the scheduler ends a request before it forgets it");
-        match live.last_token.replace(now) {
-            None => {
-                let waited = since(live.received, now);
-                metrics.latency.time_to_first_token.observe(waited);
-                self.config.shared.routes.begin_answer(live.stream);
-                self.first_uses.sampled(request);
-            }
-            Some(last) => metrics.latency.inter_token.observe(since(last, now)),
-        }
-    }
-
-    fn end(&mut self, request: RequestId, reason: FinishReason) {
-        let live = self
-            .requests
-            .remove(&request)
-            .expect("each request ends exactly once");
-        match reason {
-            FinishReason::Abort => self.first_uses.end(request),
-            _ => self.first_uses.sampled(request),
-        }
-        self.num_measured -= usize::from(live.wants_logprobs());
-        self.masks.close(request);
-        let metrics = &self.config.own.metrics;
-        metrics.requests.finish(reason.into());
-        metrics
-            .latency
-            .end_to_end
-            .observe(since(live.received, self.config.shared.clock.now()));
-        if reason != FinishReason::Abort {
-            self.events.push(StreamEvent::Finished { request, reason });
-        }
-        if let Some(requests) = self.streams.get_mut(&live.stream) {
-            requests.retain(|other| *other != request);
-            if requests.is_empty() {
-                self.forget(live.stream);
-            }
-        }
-    }
-
-    fn record(&self, step: &StepInFlight, result: &StepResult) {
-        let own = &self.config.own;
-        let elapsed = Duration::from_micros(result.elapsed_us);
-        own.status.set_step(step.step);
-        let Some(kind) = step.kind else {
-            own.metrics.group.num_dummies.inc();
-            return;
-        };
-        own.metrics.steps.record(kind, elapsed, &step.work);
-        if let Some(recorder) = &self.config.recorder {
-            recorder.record(&step.work, elapsed);
-        }
     }
 }
