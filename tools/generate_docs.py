@@ -22,6 +22,7 @@ from plait.bench.settings import BenchSettings
 from plait.errors import ADVICE, MEANINGS
 from plait.flags import Flag, Parser, flags
 from plait.http.errors import ERRORS
+from plait.http.key_file import KeyFile, with_key_metrics
 from plait.kernels import KernelsSettings
 from plait.nodes.doctor import DoctorSettings
 from plait.nodes.settings import LaunchSettings
@@ -142,12 +143,15 @@ def metrics_page() -> str:
 
 
 def _metrics_text() -> str:
-    """`/metrics` of an engine that has just started and has no worker."""
+    """`/metrics` of a server with API keys whose engine has just started and has no worker."""
     with tempfile.TemporaryDirectory(prefix="plait-") as folder:
         settings, _ = with_batch_sizes(ServeSettings(), MODEL)
         engine = Engine(msgspec.json.encode(engine_settings(settings, str(MODEL), None, folder)))
+        key_file = Path(folder, "keys")
+        key_file.write_text("key")
+        key_file.chmod(0o600)
         try:
-            return engine.metrics().decode()
+            return with_key_metrics(engine.metrics(), KeyFile(key_file, "fcfs")).decode()
         finally:
             engine.close()
 

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ PROMPT_LEN, OUTPUT_LEN = 64, 24
 LENGTHS = range(PROMPT_LEN - MAX_QUEUE, PROMPT_LEN)
 """Prompts of waiting requests: too short for a cached page, and each known by its length in the step trace."""
 KEYS = "heavy weight=3\nplain\nlate priority=2\nother\n"
+LOOKED_AT = ("loaded", "refused")
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TIMEOUT = 120.0
 
@@ -175,6 +176,55 @@ def test_keys_from_a_file_lock_the_server(shared: Shared, key_file: Path) -> Non
     words = [sys.executable, "-m", "plait.cli", "chat", "--url", shared.url, "--api-key-file", str(key_file)]
     typed = subprocess.run(words, input="copy kilo\n", capture_output=True, text=True, timeout=120, check=True)
     assert typed.stdout.count("kilo") == 1
+
+
+@contextmanager
+def rewritten(shared: Shared, key_file: Path) -> Iterator[Callable[[str], None]]:
+    """Writes the server's key file anew; the first keys count again after it."""
+
+    def write(content: str) -> None:
+        """Returns once the server has looked at it."""
+        num_changes = changes()
+        key_file.write_text(content)
+        deadline = time.monotonic() + TIMEOUT
+        while changes() == num_changes:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def changes() -> int:
+        return sum(metric(shared.url, f'plait_api_key_file_changes_total{{result="{it}"}}') for it in LOOKED_AT)
+
+    try:
+        yield write
+    finally:
+        write(KEYS)
+
+
+def may_enter(url: str, key: str) -> bool:
+    return httpx.get(url + "/v1/models", headers=bearer(key), timeout=TIMEOUT).status_code == 200
+
+
+def test_keys_change_without_a_restart_while_a_stream_goes_on(shared: Shared, key_file: Path) -> None:
+    running: Any = body(198, max_tokens=8000, stream=True)
+    with (
+        shared.steps.within(),
+        httpx.stream(
+            "POST", shared.url + COMPLETIONS, json=running, headers=bearer("other"), timeout=TIMEOUT
+        ) as stream,
+    ):
+        lines = stream.iter_lines()
+        next(lines)
+        with rewritten(shared, key_file) as write:
+            write("plain\n# other left\nfresh\n")
+            assert may_enter(shared.url, "fresh")
+            assert not may_enter(shared.url, "other")
+            assert [line for line in (next(lines) for _ in range(6)) if line.startswith("data: {")]
+            write("# nobody\n")
+            assert metric(shared.url, "plait_api_key_file_refused") == 1
+            assert may_enter(shared.url, "fresh")
+            assert "API keys: kept the 2 that were read before" in shared.server.errors
+            assert next(lines) is not None
+    assert may_enter(shared.url, "other")
 
 
 def statuses(asked: list[Future[httpx.Response]]) -> list[int]:

@@ -71,7 +71,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     api_key_file: Annotated[
         str | None,
         Setting(
-            "file with one API key a line, readable by its owner only; after a key may stand weight=N and priority=N",
+            "file with one API key a line, readable by its owner only, read again when it changes; weight=N and "
+            "priority=N may stand after a key",
             unset="no key is needed",
         ),
     ] = None

@@ -12,11 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from plait.http.auth import ApiKeys, RequireKey
+from plait.http.auth import Admits, RequireKey
 from plait.http.engine import Description, EngineHandle, Phase, Status, read_status
 from plait.http.errors import ApiError, path_error
 from plait.http.generate import GenerateRoute
 from plait.http.identity import RANDOM_KEY
+from plait.http.key_file import KeyFile, with_key_metrics
 from plait.http.openapi import add_generate_routes
 from plait.http.streams import Streams
 from plait.http.validate import read_chat, read_completion
@@ -44,7 +45,7 @@ def build_app(
     engine: EngineHandle,
     streams: Streams,
     description: Description,
-    keys: ApiKeys | None,
+    keys: Admits | None,
     http: HttpSettings = _DEFAULTS,
     salt_key: bytes = RANDOM_KEY,
 ) -> FastAPI:
@@ -62,7 +63,7 @@ def build_app(
     ]
     card = ModelCard(id=name, created=int(time.time()), max_model_len=description.max_model_len)
     _add_model_routes(app, card)
-    _add_state_routes(app, engine)
+    _add_state_routes(app, engine, keys)
     _add_error_shapes(app)
     add_generate_routes(app)
     return app
@@ -81,7 +82,7 @@ def _add_model_routes(app: FastAPI, card: ModelCard) -> None:
         return _json(200, msgspec.json.encode(card))
 
 
-def _add_state_routes(app: FastAPI, engine: EngineHandle) -> None:
+def _add_state_routes(app: FastAPI, engine: EngineHandle, keys: Admits | None) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="The process runs and its engine steps, or idles without being stuck")
     async def health() -> Response:
@@ -96,7 +97,8 @@ def _add_state_routes(app: FastAPI, engine: EngineHandle) -> None:
 
     @app.get("/metrics", summary="Prometheus metrics")
     async def metrics() -> Response:
-        return Response(engine.metrics(), media_type=METRICS_TYPE)
+        text = engine.metrics()
+        return Response(with_key_metrics(text, keys) if isinstance(keys, KeyFile) else text, media_type=METRICS_TYPE)
 
 
 _ADVICE: dict[Phase, str] = {

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,6 +19,13 @@ from plait.settings import Policy
 
 OPEN_PATHS = frozenset({b"/health", b"/ready"})
 MAX_KEY_FILE_BYTES = 65_536
+
+
+class Admits(Protocol):
+    """Keys, or a file whose keys may change."""
+
+    def admit(self, key: bytes) -> KeyTerms | None:
+        """What `key` is granted; None if it is not one of ours."""
 
 
 class ApiKeys:
@@ -40,6 +48,9 @@ class ApiKeys:
                 )
         return cls(keys)
 
+    def __len__(self) -> int:
+        return len(self._terms)
+
     def admit(self, key: bytes) -> KeyTerms | None:
         """What `key` is granted; None if it is not one of ours. The time taken depends on no key."""
         digest = hashlib.sha256(key).digest()
@@ -50,7 +61,7 @@ class ApiKeys:
 def read_keys(path: Path) -> dict[str, KeyTerms]:
     """The keys in a file, one a line, each with its terms; raises `SettingsError` if it cannot be used.
 
-    A file that all users of the machine may read is rejected.
+    Empty lines and lines that begin with `#` are no keys. A file that all users of the machine may read is rejected.
     """
     return _keys(path, read_secret_file("--api-key-file", path, MAX_KEY_FILE_BYTES))
 
@@ -60,7 +71,7 @@ def _keys(path: Path, raw: bytes) -> dict[str, KeyTerms]:
         raise SettingsError(f"--api-key-file {path} has bytes that are not ASCII; a key travels in an HTTP header")
     lines = [line.strip() for line in raw.decode("ascii").splitlines()]
     try:
-        pairs = [parse_line(line) for line in lines if line]
+        pairs = [parse_line(line) for line in lines if line and not line.startswith("#")]
     except ValueError as error:
         raise SettingsError(f"--api-key-file {path} has a line with {error}") from error
     keys = dict(pairs)
@@ -77,7 +88,7 @@ class RequireKey:
     It looks at the path's raw bytes, as they were sent: another spelling of an open path needs the key.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, keys: Admits) -> None:
         self._app = app
         self._keys = keys
 

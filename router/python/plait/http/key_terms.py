@@ -1,6 +1,7 @@
 """What the key file grants a key: its weight under fair share, and the best priority that it may ask for.
 
-A line of the file is a key, then any of `weight=N` and `priority=N`: `sk-1234 weight=4 priority=0`.
+A line of the file is a key, then any of `weight=N` and `priority=N`: `sk-1234 weight=4 priority=0`. A line that begins
+with `#` is a comment.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ READERS: dict[str, tuple[Policy, ...]] = {"weight": ("fair",), "priority": ("pri
 
 _I32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 _TERM = re.compile(r"(.*\S)\s+(\w+)=(\S*)")
+_COMMENT = re.compile(r"\s#")
 _WHOLE = re.compile(r"-?\d{1,10}")
 
 
@@ -69,6 +71,8 @@ def parse_line(line: str) -> tuple[str, KeyTerms]:
     """The key of a line and its terms; raises `ValueError` that says what is wrong."""
     if line.startswith(tuple(f"{name}=" for name in READERS)):
         raise ValueError(f"`{line}` but no key; write the key before its terms")
+    if _COMMENT.search(line):
+        raise ValueError("a `#` after a space, which may be a comment or a key's; write comments on lines of their own")
     terms: dict[str, str] = {}
     while (match := _TERM.fullmatch(line)) is not None:
         line, name, value = match.groups()

@@ -19,9 +19,9 @@ from plait._router import Engine, ModelFilesError
 from plait.batch_sizes import check_chunk, with_batch_sizes
 from plait.errors import DONE, StartError
 from plait.http.app import build_app
-from plait.http.auth import ApiKeys
 from plait.http.connection_limits import MAX_CONNECTIONS
 from plait.http.engine import Description, Phase, Status, read_description, read_status
+from plait.http.key_file import KeyFile
 from plait.http.server import http_server
 from plait.http.streams import Streams
 from plait.launch.group_checks import with_facts
@@ -55,7 +55,7 @@ def serve(
     there, and ends with them.
     """
     key_file = settings.http.api_key_file
-    keys = ApiKeys.from_file(Path(key_file), settings.scheduler.policy) if key_file is not None else None
+    keys = KeyFile(Path(key_file), settings.scheduler.policy) if key_file is not None else None
     group = group_place(settings)
     remote = remote_workers(settings)
     set_rank_interface(
@@ -147,7 +147,7 @@ class _Service:
         engine: Engine,
         description: Description,
         settings: ServeSettings,
-        keys: ApiKeys | None,
+        keys: KeyFile | None,
         listener: socket.socket,
         salt_key: bytes,
     ) -> None:
@@ -156,6 +156,7 @@ class _Service:
         self._settings = settings
         self._listener = listener
         self._streams = Streams(engine)
+        self._keys = keys
         self._app = build_app(engine, self._streams, description, keys, settings.http, salt_key)
         self._http = http_server(self._app)
         self._num_signals = 0
@@ -172,9 +173,12 @@ class _Service:
         for worker in workers:
             worker.watch(loop, self._on_worker_exit)
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        keys = asyncio.create_task(self._keys.watch()) if self._keys is not None else None
         try:
             status = await self._live(workers)
         finally:
+            if keys is not None:
+                keys.cancel()
             await self._end(workers, http)
         return _exit_code(status, workers)
 
