@@ -232,6 +232,18 @@ def test_what_scales_names_the_workload_and_metrics_that_exist(name: str) -> Non
     assert all(f"`{metric.removesuffix('_bucket')}`" in known for metric in metrics)
 
 
+def test_the_endpoint_picker_reads_gauges_that_exist_without_a_key() -> None:
+    (pool,) = [name for name in EXAMPLES if "InferencePool" in manifests(name)]
+    _, settings = read_command(container(pool)["args"])
+    assert settings.http.metrics_without_key
+    config = yaml.safe_load((budgets.ROOT / "deploy/gateway/endpoint-picker.yaml").read_text())
+    (extractor,) = [one["parameters"] for one in config["plugins"] if one["type"] == "core-metrics-extractor"]
+    (engine,) = extractor["engineConfigs"]
+    assert extractor["defaultEngine"] == engine["name"]
+    known = (budgets.ROOT / "docs" / "metrics.md").read_text()
+    assert all(f"| `{engine[name]}` | gauge |" in known for name in engine if name.endswith("Spec"))
+
+
 @needs_helm
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_helm_renders_the_golden_file(name: str) -> None:
@@ -262,6 +274,8 @@ def test_helm_renders_the_golden_file(name: str) -> None:
         ({"shm": "8GB"}, "shm"),
         ({"autoscaling": {"kind": "hpa", "minReplicas": 5}}, "autoscaling.maxReplicas"),
         ({"inferencePool": {"enabled": True}}, "inferencePool.endpointPicker"),
+        ({"inferencePool": {"enabled": True, "endpointPicker": "picker"}}, "monitoring.withoutKey: true"),
+        ({"args": ["--metrics-without-key"]}, "set monitoring.withoutKey instead"),
         ({"monitoring": {"podMonitor": True}}, "monitoring.keySecret"),
     ],
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from plait_testing import budgets
@@ -65,25 +66,41 @@ class Cluster:
         return "\n".join([*logs, *self.services.errors, *self.kubelet.messages])
 
 
-def reason_without_cluster() -> str | None:
-    """Why this machine can play none."""
-    if shutil.which("iptables") is None:
-        return "no iptables"
-    return missing_tool(TOOLS) or reason_without_namespaces() or None
+@contextlib.contextmanager
+def control_plane(folder: Path) -> Iterator[ControlPlane]:
+    """One that runs and knows the charts' own kinds; the test is skipped where this machine has no tools for it."""
+    if (missing := missing_tool(TOOLS)) is not None:
+        pytest.skip(missing)
+    plane = ControlPlane(TOOLS, folder)
+    try:
+        plane.start()
+        plane.kubectl("apply", "--server-side", f"--filename={TOOLS / 'crds'}")
+        wait_for(lambda: all(map(is_established, plane.get("crd"))), "the resource definitions")
+        yield plane
+    finally:
+        plane.stop()
+
+
+def is_established(definition: dict[str, Any]) -> bool:
+    conditions = definition.get("status", {}).get("conditions") or []
+    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
 
 @contextlib.contextmanager
-def played_cluster(plane: ControlPlane, folder: Path, models: Path) -> Iterator[Cluster]:
-    """Beside a plane that has started: a node, keys, a claim of models, and who runs pods and reaches them."""
-    add_node(plane)
-    plane.kubectl("create", "secret", "generic", "plait-keys", f"--from-literal=keys.txt={KEY}")
-    claim_models(plane)
-    with (
-        NodeNetwork(_PODS) as network,
-        ServiceNetwork(plane, network, "default") as services,
-        MiniKubelet(plane, network, "default", folder, models) as kubelet,
-    ):
-        yield Cluster(plane, kubelet, network, services)
+def played_cluster(folders: pytest.TempPathFactory, models: Path) -> Iterator[Cluster]:
+    """A plane, a node, keys, a claim of models, and who runs pods and reaches them."""
+    if missing := "no iptables" if shutil.which("iptables") is None else reason_without_namespaces():
+        pytest.skip(missing)
+    with control_plane(folders.mktemp("plane")) as plane:
+        add_node(plane)
+        plane.kubectl("create", "secret", "generic", "plait-keys", f"--from-literal=keys.txt={KEY}")
+        claim_models(plane)
+        with (
+            NodeNetwork(_PODS) as network,
+            ServiceNetwork(plane, network, "default") as services,
+            MiniKubelet(plane, network, "default", folders.mktemp("pods"), models) as kubelet,
+        ):
+            yield Cluster(plane, kubelet, network, services)
 
 
 def add_node(plane: ControlPlane) -> None:

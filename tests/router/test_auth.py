@@ -25,7 +25,7 @@ def key_file(tmp_path: Path) -> Path:
     return path
 
 
-def status_of(path: bytes, *headers: tuple[bytes, bytes], kind: str = "http") -> int:
+def status_of(path: bytes, *headers: tuple[bytes, bytes], kind: str = "http", **settings: bool) -> int:
     """What a request to `path` gets from a door that `first` and `second` open."""
     sent: list[Message] = []
 
@@ -39,7 +39,8 @@ def status_of(path: bytes, *headers: tuple[bytes, bytes], kind: str = "http") ->
         sent.append(message)
 
     scope: dict[str, Any] = {"type": kind, "raw_path": path, "path": "/health", "headers": list(headers)}
-    asyncio.run(RequireKey(inner, ApiKeys({"first": KeyTerms(), "second": KeyTerms()}))(scope, receive, send))
+    keys = ApiKeys({"first": KeyTerms(), "second": KeyTerms()})
+    asyncio.run(RequireKey(inner, keys, **settings)(scope, receive, send))
     status: int = sent[0]["status"]
     return status
 
@@ -71,6 +72,12 @@ def test_every_other_path_is_locked_whatever_the_router_would_make_of_it(path: b
 @pytest.mark.parametrize("path", [b"/health", b"/ready"])
 def test_probes_need_no_key(path: bytes) -> None:
     assert status_of(path) == 200
+
+
+def test_metrics_without_a_key_open_that_path_alone() -> None:
+    assert status_of(b"/metrics", metrics_without_key=True) == 200
+    for path in (b"/metrics/", b"//metrics", b"/%6detrics", b"/v1/models", b"/openapi.json"):
+        assert status_of(path, metrics_without_key=True) == 401
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@
 {{- fail "apiKeys.secret is empty, and a server that others reach needs keys; run `kubectl create secret generic plait-keys --from-file=keys.txt` and set apiKeys.secret: plait-keys" -}}
 {{- end -}}
 {{- range $word := $v.args -}}
-{{- range $flag, $value := dict "--tp" "parallel.tp" "--tensor-parallel-size" "parallel.tp" "--tp-size" "parallel.tp" "--dp" "parallel.dp" "--data-parallel-size" "parallel.dp" "--dp-size" "parallel.dp" "--dp-attention" "parallel.dpAttention" "--enable-dp-attention" "parallel.dpAttention" "--nnodes" "parallel.nodes" "--port" "service.port" "--host" "nothing: the pods listen on all addresses" "--api-key-file" "apiKeys.secret" "--served-model-name" "model.servedName" "--load-timeout-seconds" "probes.loadSeconds" "--keys" "nodeKeys.secret" "--head" "nodeKeys.port" "--meet-timeout-seconds" "probes.loadSeconds" "--shutdown-delay-seconds" "drain.announceSeconds" "--restart" "nothing: LeaderWorkerSet makes groups anew" "--device" "gpu.enabled" -}}
+{{- range $flag, $value := dict "--tp" "parallel.tp" "--tensor-parallel-size" "parallel.tp" "--tp-size" "parallel.tp" "--dp" "parallel.dp" "--data-parallel-size" "parallel.dp" "--dp-size" "parallel.dp" "--dp-attention" "parallel.dpAttention" "--enable-dp-attention" "parallel.dpAttention" "--nnodes" "parallel.nodes" "--port" "service.port" "--host" "nothing: the pods listen on all addresses" "--api-key-file" "apiKeys.secret" "--served-model-name" "model.servedName" "--load-timeout-seconds" "probes.loadSeconds" "--keys" "nodeKeys.secret" "--head" "nodeKeys.port" "--meet-timeout-seconds" "probes.loadSeconds" "--shutdown-delay-seconds" "drain.announceSeconds" "--restart" "nothing: LeaderWorkerSet makes groups anew" "--device" "gpu.enabled" "--metrics-without-key" "monitoring.withoutKey" -}}
 {{- if eq (first (splitList "=" $word)) $flag -}}
 {{- fail (printf "args has %s, which the chart sets itself; set %s instead" $flag $value) -}}
 {{- end -}}
@@ -37,7 +37,10 @@
 {{- if and $v.inferencePool.enabled (not $v.inferencePool.endpointPicker) -}}
 {{- fail "inferencePool.enabled needs inferencePool.endpointPicker, the Service of its endpoint picker" -}}
 {{- end -}}
-{{- if and $v.monitoring.podMonitor (not $v.monitoring.keySecret) -}}
-{{- fail "monitoring.podMonitor needs monitoring.keySecret, a Secret with one API key: /metrics needs one" -}}
+{{- if and $v.inferencePool.enabled (not $v.monitoring.withoutKey) -}}
+{{- fail "inferencePool.enabled needs monitoring.withoutKey: true, since an endpoint picker reads /metrics without a key; let networkPolicy.from name who may reach the pods" -}}
+{{- end -}}
+{{- if and $v.monitoring.podMonitor (not $v.monitoring.keySecret) (not $v.monitoring.withoutKey) -}}
+{{- fail "monitoring.podMonitor needs monitoring.keySecret, a Secret with one API key, since /metrics needs one; or monitoring.withoutKey: true" -}}
 {{- end -}}
 {{- end -}}

@@ -174,6 +174,9 @@ volumeMounts:
 {{- with .Values.model.servedName }}
 - --served-model-name={{ . }}
 {{- end }}
+{{- if .Values.monitoring.withoutKey }}
+- --metrics-without-key
+{{- end }}
 {{- if include "plait.isGroup" . }}
 - --launcher=lws
 - --head=$(LWS_LEADER_ADDRESS):{{ .Values.nodeKeys.port }}

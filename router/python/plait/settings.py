@@ -76,6 +76,10 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
             unset="no key is needed",
         ),
     ] = None
+    metrics_without_key: Annotated[
+        bool,
+        Setting("answer /metrics without a key too: for readers that send none, such as a gateway's endpoint picker"),
+    ] = False
     served_model_name: Annotated[
         ModelName | None, Setting("model id in the API", unset="the folder's or file's name")
     ] = None

@@ -18,7 +18,7 @@ from plait_testing import budgets, recall
 from plait_testing.control_plane import ControlPlane
 from plait_testing.lws_controller import start_lws_controller
 from plait_testing.mini_kubelet import Pod, enter_network
-from plait_testing.played_cluster import TOOLS, Cluster, add_arguments, golden, played_cluster, reason_without_cluster
+from plait_testing.played_cluster import TOOLS, Cluster, add_arguments, golden, played_cluster
 from plait_testing.recording import Record
 from plait_testing.service_load import KEY
 from plait_testing.service_network import CLIENTS
@@ -30,20 +30,12 @@ GROUP = "leaderworkerset.sigs.k8s.io/group-index"
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, check_models: Path) -> Iterator[Cluster]:
     """The example of groups on CPUs: two of two pods, which share the experts of recall-mla, ready."""
-    if missing := reason_without_cluster():
-        pytest.skip(missing)
-    plane = ControlPlane(TOOLS, tmp_path_factory.mktemp("plane"))
-    try:
-        plane.start()
-        plane.kubectl("apply", "--server-side", f"--filename={TOOLS / 'crds'}")
-        start_lws_controller(plane)
-        with played_cluster(plane, tmp_path_factory.mktemp("pods"), check_models) as made:
-            make_node_keys(plane, tmp_path_factory.mktemp("keys"))
-            apply_groups(plane)
-            made.wait_for(lambda: made.serves(4), "four ready pods")
-            yield made
-    finally:
-        plane.stop()
+    with played_cluster(tmp_path_factory, check_models) as made:
+        start_lws_controller(made.plane)
+        make_node_keys(made.plane, tmp_path_factory.mktemp("keys"))
+        apply_groups(made.plane)
+        made.wait_for(lambda: made.serves(4), "four ready pods")
+        yield made
 
 
 def make_node_keys(plane: ControlPlane, folder: Path) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from plait_testing import budgets
-from plait_testing.control_plane import ControlPlane, missing_tool, wait_for
-from plait_testing.played_cluster import GOLDEN, TOOLS, golden
+from plait_testing.control_plane import ControlPlane, wait_for
+from plait_testing.played_cluster import GOLDEN, TOOLS, control_plane, golden
 
 pytestmark = pytest.mark.slow
 EXAMPLES = sorted(path.name for path in GOLDEN.glob("*.yaml"))
@@ -23,23 +23,10 @@ ENFORCED = "pod-security.kubernetes.io/enforce"
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    if (missing := missing_tool(TOOLS)) is not None:
-        pytest.skip(missing)
-    one = ControlPlane(TOOLS, tmp_path_factory.mktemp("plane"))
-    try:
-        one.start()
-        one.kubectl("apply", "--server-side", f"--filename={TOOLS / 'crds'}")
-        wait_for(lambda: all(map(is_established, one.get("crd"))), "the resource definitions")
+    with control_plane(tmp_path_factory.mktemp("plane")) as one:
         for number in range(2):
             add_node(one, f"node-{number}")
         yield one
-    finally:
-        one.stop()
-
-
-def is_established(definition: dict[str, Any]) -> bool:
-    conditions = definition.get("status", {}).get("conditions") or []
-    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
 
 def add_node(plane: ControlPlane, name: str) -> None:

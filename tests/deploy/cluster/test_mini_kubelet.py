@@ -16,7 +16,7 @@ from plait_testing.control_plane import ControlPlane
 from plait_testing.metrics import parse_metrics, sum_over_replicas
 from plait_testing.metrics_adapter import metrics_adapter
 from plait_testing.mini_kubelet import Pod, enter_network
-from plait_testing.played_cluster import TOOLS, Cluster, add_arguments, golden, played_cluster, reason_without_cluster
+from plait_testing.played_cluster import Cluster, add_arguments, golden, played_cluster
 from plait_testing.recording import Record
 from plait_testing.service_load import KEY
 from plait_testing.service_network import CLIENTS
@@ -28,17 +28,10 @@ WAITING = "plait_requests_waiting"
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, check_models: Path) -> Iterator[Cluster]:
     """The CPU example: two servers of recall-gqa behind a Service, ready."""
-    if missing := reason_without_cluster():
-        pytest.skip(missing)
-    plane = ControlPlane(TOOLS, tmp_path_factory.mktemp("plane"))
-    try:
-        plane.start()
-        with played_cluster(plane, tmp_path_factory.mktemp("pods"), check_models) as made:
-            apply_servers(plane)
-            made.wait_for(lambda: made.serves(2), "two ready pods")
-            yield made
-    finally:
-        plane.stop()
+    with played_cluster(tmp_path_factory, check_models) as made:
+        apply_servers(made.plane)
+        made.wait_for(lambda: made.serves(2), "two ready pods")
+        yield made
 
 
 def apply_servers(plane: ControlPlane, *more_args: str) -> None:

@@ -49,12 +49,14 @@ def build_app(
     http: HttpSettings = _DEFAULTS,
     salt_key: bytes = RANDOM_KEY,
 ) -> FastAPI:
-    """The app that serves `engine`; with `keys`, every path but `/health` and `/ready` needs one.
+    """The app that serves `engine`; with `keys`, every path but `/health` and `/ready` needs one, unless
+    `http` opens `/metrics`.
 
     `salt_key` keys the numbers that stand for clients. Once `state.is_leaving` is set, `/ready` answers 503.
     """
-    authentication = [Middleware(RequireKey, keys=keys)] if keys is not None else []
-    app = FastAPI(title="Plait", docs_url=None, redoc_url=None, middleware=authentication, redirect_slashes=False)
+    app = FastAPI(
+        title="Plait", docs_url=None, redoc_url=None, middleware=_authentication(keys, http), redirect_slashes=False
+    )
     app.state.is_leaving = False
     name = description.model_id
     app.router.routes += [
@@ -67,6 +69,12 @@ def build_app(
     _add_error_shapes(app)
     add_generate_routes(app)
     return app
+
+
+def _authentication(keys: Admits | None, http: HttpSettings) -> list[Middleware]:
+    if keys is None:
+        return []
+    return [Middleware(RequireKey, keys=keys, metrics_without_key=http.metrics_without_key)]
 
 
 def _add_model_routes(app: FastAPI, card: ModelCard) -> None:

@@ -1,4 +1,4 @@
-"""Authentication: `Authorization: Bearer KEY` on every path but the two for probes."""
+"""Authentication: `Authorization: Bearer KEY` on every path but the two for probes, and `/metrics` if that is open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from plait.http.key_terms import READERS, TERMS, KeyTerms, parse_line
 from plait.secret_file import read_secret_file
 from plait.settings import Policy
 
-OPEN_PATHS = frozenset({b"/health", b"/ready"})
+PROBES = frozenset({b"/health", b"/ready"})
+METRICS = b"/metrics"
 MAX_KEY_FILE_BYTES = 65_536
 
 
@@ -88,12 +89,13 @@ class RequireKey:
     It looks at the path's raw bytes, as they were sent: another spelling of an open path needs the key.
     """
 
-    def __init__(self, app: ASGIApp, keys: Admits) -> None:
+    def __init__(self, app: ASGIApp, keys: Admits, *, metrics_without_key: bool = False) -> None:
         self._app = app
         self._keys = keys
+        self._open_paths = PROBES | {METRICS} if metrics_without_key else PROBES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope.get("raw_path") not in OPEN_PATHS:
+        if scope["type"] == "http" and scope.get("raw_path") not in self._open_paths:
             key = self._fitting_key(scope)
             if key is None:
                 await send_error(send, _unauthorized(scope), [(b"www-authenticate", b"Bearer")])
