@@ -27,12 +27,12 @@ class ControlPlane:
     tools: Path
     folder: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    url: str = ""
+    port: int = 0
+    """Of the API server, on loopback."""
 
     def start(self) -> None:
         """Returns when the API server is ready and has its default namespace."""
-        etcd, peer, port = free_ports(3)
-        self.url = f"https://127.0.0.1:{port}"
+        etcd, peer, self.port = free_ports(3)
         self._write_files()
         self.spawn(
             "etcd",
@@ -45,7 +45,7 @@ class ControlPlane:
                 "--unsafe-no-fsync",
             ],
         )
-        self.spawn("apiserver", [*self._kube("apiserver"), *self._api_flags(etcd, port)])
+        self.spawn("apiserver", [*self._kube("apiserver"), *self._api_flags(etcd)])
         wait_for(lambda: self.try_kubectl("get", "--raw", "/readyz").returncode == 0, "the API server", self.log)
         self.spawn("controller-manager", [*self._kube("controller-manager"), *self._manager_flags()])
         self.spawn("scheduler", [*self._kube("scheduler"), f"--kubeconfig={self.kubeconfig}", "--leader-elect=false"])
@@ -58,6 +58,11 @@ class ControlPlane:
         for process in reversed(self.processes):
             process.terminate()
             process.wait()
+
+    @property
+    def url(self) -> str:
+        """The API server's."""
+        return f"https://127.0.0.1:{self.port}"
 
     @property
     def kubeconfig(self) -> Path:
@@ -96,9 +101,9 @@ class ControlPlane:
     def _kube(self, component: str) -> list[str]:
         return [str(self.tools / "kube"), component]
 
-    def _api_flags(self, etcd: int, port: int) -> Iterator[str]:
+    def _api_flags(self, etcd: int) -> Iterator[str]:
         yield f"--etcd-servers=http://127.0.0.1:{etcd}"
-        yield f"--secure-port={port}"
+        yield f"--secure-port={self.port}"
         yield "--bind-address=127.0.0.1"
         yield f"--cert-dir={self.folder}"
         yield f"--token-auth-file={self.folder}/tokens.csv"
@@ -145,7 +150,7 @@ def missing_tool(tools: Path) -> str | None:
     for name in ("etcd", "kubectl", "openssl"):
         if shutil.which(name) is None:
             return f"no {name} (Debian's package {'etcd-server' if name == 'etcd' else name})"
-    missing = [name for name in ("kube", "crds", "lws", "lws-webhooks.yaml") if not (tools / name).exists()]
+    missing = [name for name in ("kube", "crds", "lws", "lws-webhooks.yaml", "epp") if not (tools / name).exists()]
     if missing:
         return f"no {missing[0]} in {tools}; run tests/deploy/cluster/build_tools.sh {tools}"
     return None

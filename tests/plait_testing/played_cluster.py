@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -122,6 +123,16 @@ def claim_models(plane: ControlPlane) -> None:
 def golden(name: str) -> list[dict[str, Any]]:
     """The rendered manifests of an example."""
     return [one for one in yaml.safe_load_all((GOLDEN / name).read_text()) if one is not None]
+
+
+def render(example: str, values: dict[str, object], folder: Path) -> list[dict[str, Any]]:
+    """The chart's manifests with an example's values, and these."""
+    path, chart = folder / "values.yaml", budgets.ROOT / "deploy" / "chart"
+    path.write_text(yaml.safe_dump(values))
+    words = ["template", "plait", str(chart), "-f", str(chart / "examples" / example), "-f", str(path)]
+    done = subprocess.run([TOOLS / "helm", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [one for one in yaml.safe_load_all(done.stdout) if one is not None]
 
 
 def add_arguments(document: dict[str, Any], *words: str) -> None:

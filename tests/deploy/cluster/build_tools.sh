@@ -34,6 +34,8 @@ fi
 cd "$folder"
 lws=$(module sigs.k8s.io/lws@v0.8.0)
 pool=$(module sigs.k8s.io/gateway-api-inference-extension@v1.6.0)
+# Later versions have no endpoint picker of their own.
+picker=$(module sigs.k8s.io/gateway-api-inference-extension@v1.5.0)
 keda=$(module github.com/kedacore/keda/v2@v2.21.0)
 prometheus=$(module github.com/prometheus-operator/prometheus-operator@v0.85.0)
 if [ ! -x "$folder/lws" ]; then
@@ -41,9 +43,16 @@ if [ ! -x "$folder/lws" ]; then
     rm -rf "$folder/lws-source" && cp -r "$lws" "$folder/lws-source" && chmod -R u+w "$folder/lws-source"
     (cd "$folder/lws-source" && go build -ldflags "-s -w" -o "$folder/lws" ./cmd)
 fi
+if [ ! -x "$folder/epp" ]; then
+    # Its go.work names a folder that the module does not have.
+    rm -rf "$folder/epp-source" && cp -r "$picker" "$folder/epp-source" && chmod -R u+w "$folder/epp-source"
+    (cd "$folder/epp-source" && GOWORK=off go build -ldflags "-s -w" -o "$folder/epp" ./cmd/epp)
+fi
 cp "$lws/config/webhook/manifests.yaml" lws-webhooks.yaml
 cp "$lws/config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml" \
     "$pool/config/crd/bases/inference.networking.k8s.io_inferencepools.yaml" \
+    "$picker/config/crd/bases/inference.networking.x-k8s.io_inferencemodelrewrites.yaml" \
+    "$picker/config/crd/bases/inference.networking.x-k8s.io_inferenceobjectives.yaml" \
     "$keda/config/crd/bases/keda.sh_scaledobjects.yaml" \
     "$prometheus/example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml" crds/
 chmod u+w crds/* lws-webhooks.yaml

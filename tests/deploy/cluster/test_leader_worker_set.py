@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 import yaml
 from plait import cli
-from plait_testing import budgets, recall
+from plait_testing import recall
 from plait_testing.control_plane import ControlPlane
 from plait_testing.lws_controller import start_lws_controller
 from plait_testing.mini_kubelet import Pod, enter_network
-from plait_testing.played_cluster import TOOLS, Cluster, add_arguments, golden, played_cluster
+from plait_testing.played_cluster import Cluster, add_arguments, golden, played_cluster, render
 from plait_testing.recording import Record
 from plait_testing.service_load import KEY
 from plait_testing.service_network import CLIENTS
@@ -155,16 +153,6 @@ def test_a_group_that_is_scaled_away_drains_under_load(cluster: Cluster, record:
     assert len({line.split()[0] for line in cluster.kubelet.messages if line in ended}) == 2
 
 
-def render(values: dict[str, object], folder: Path) -> list[dict[str, Any]]:
-    """The chart's manifests with the example's values, and these."""
-    path, chart = folder / "values.yaml", budgets.ROOT / "deploy" / "chart"
-    path.write_text(yaml.safe_dump(values))
-    words = ["template", "plait", str(chart), "-f", str(chart / "examples" / "cpu-group.yaml"), "-f", str(path)]
-    done = subprocess.run([TOOLS / "helm", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [one for one in yaml.safe_load_all(done.stdout) if one is not None]
-
-
 def test_a_replica_over_two_pods_serves_at_its_leader_and_is_made_anew(
     cluster: Cluster, tmp_path: Path, record: Record
 ) -> None:
@@ -172,7 +160,7 @@ def test_a_replica_over_two_pods_serves_at_its_leader_and_is_made_anew(
     cluster.plane.kubectl("delete", "lws", "plait-group", "--wait=false")
     cluster.wait_for(lambda: not cluster.kubelet.pods, "the end of the other groups")
     values = {"parallel": {"nodes": 2, "tp": 2, "dp": 1, "dpAttention": False}, "replicas": 1}
-    documents = render(values, tmp_path)
+    documents = render("cpu-group.yaml", values, tmp_path)
     for one in documents:
         if one["kind"] == "LeaderWorkerSet":
             pods = one["spec"]["leaderWorkerTemplate"]
