@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from plait_testing import recall
 from plait_testing.metrics import read_metrics, sum_over_replicas
-from plait_testing.model_mistakes import mistakes_of_the_engine
+from plait_testing.model_mistakes import record_answers
 from plait_testing.recording import Record
 from plait_testing.running_server import StartServer
 
@@ -55,7 +55,7 @@ def test_every_choice_is_the_right_answer(
         pytest.skip("at full size alone: other cases have these settings together")
     asked = recall.problems(seed=CONTEXT, num=num // 2, context=CONTEXT)
     asked += recall.about_one_table(7, num - num // 2, CONTEXT)
-    small_pool = -(-(max(map(recall.num_bytes, asked)) + 8) // PAGE_SIZE) + NUM_CHOICES
+    small_pool = recall.longest_in_pages(asked, PAGE_SIZE) + NUM_CHOICES
     parts = variant.split("+")
     flags = [flag.format(small_pool=small_pool) for part in parts for flag in PARTS[part]]
     running = server(check_models / model, *FLAGS, *flags)
@@ -63,10 +63,8 @@ def test_every_choice_is_the_right_answer(
     with recall.writers(running.url, num_writers, small_pool * PAGE_SIZE // 4, model):
         wrong = recall.ask_all(running.url, asked, model=model, n=NUM_CHOICES)
     metrics = sum_over_replicas(read_metrics(running.url))
-    mistakes = mistakes_of_the_engine(check_models / model, asked, wrong)
     case = f"{model} {CONTEXT} n {NUM_CHOICES} {variant}"
-    record(case, "problems_right", "problems", len(asked) - len(wrong), len(asked))
-    record(case, "mistakes_of_the_engine", "problems", len(mistakes), 0)
+    mistakes = record_answers(check_models / model, case, asked, wrong, record)
     record(case, "preemptions", "preemptions", metrics["plait_preemptions_total"])
     assert mistakes == []
     assert metrics["plait_further_choices_total"] == (NUM_CHOICES - 1) * len(asked)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from plait_testing import recall
 from plait_testing.metrics import read_metrics, sum_over_replicas
-from plait_testing.model_mistakes import mistakes_of_the_engine
+from plait_testing.model_mistakes import mistakes_of_the_engine, record_answers
 from plait_testing.recording import Record
 from plait_testing.running_server import StartServer
 
@@ -76,7 +76,7 @@ def test_every_answer_is_right(
     for context, sizes in SIZES.items():
         asked = recall.problems(seed=context, num=sized(*sizes), context=context)
         wrong = recall.ask_all(running.url, asked)
-        mistakes += judge(model, f"recall-gqa {context} {variant}", asked, wrong, record)
+        mistakes += record_answers(model, f"recall-gqa {context} {variant}", asked, wrong, record)
     assert mistakes == []
     assert_settings_were_exercised(variant, read_metrics(running.url), sized(*SIZES[2048]))
 
@@ -94,7 +94,7 @@ def test_every_answer_is_right_where_requests_give_way(
 ) -> None:
     model = check_models / "recall-gqa"
     asked = recall.problems(seed=context, num=sized(*SIZES[context]), context=context)
-    small_pool = longest_in_pages(asked)
+    small_pool = recall.longest_in_pages(asked, PAGE_SIZE)
     running = server(model, *CHUNK, *with_pool(SMALL_POOL, small_pool), *PREEMPTED[variant])
     num_writers = NUM_WRITERS[context] if len(asked) >= ENOUGH else 0
     with recall.writers(running.url, num_writers, num_tokens=small_pool * PAGE_SIZE // 4):
@@ -102,7 +102,7 @@ def test_every_answer_is_right_where_requests_give_way(
     metrics = read_metrics(running.url)
     case = f"recall-gqa {context} {variant}"
     record(case, "preemptions", "preemptions", metrics["plait_preemptions_total"])
-    assert judge(model, case, asked, wrong, record) == []
+    assert record_answers(model, case, asked, wrong, record) == []
     assert_settings_were_exercised(variant, metrics, len(asked))
 
 
@@ -118,7 +118,7 @@ def test_every_mla_and_parallel_answer_is_right(
 ) -> None:
     sizes = {context: sized(*both) for context, both in SIZES_OF_MLA_AND_RANKS.items()}
     asked = [recall.problems(seed=context, num=num, context=context) for context, num in sizes.items()]
-    small_pool = longest_in_pages([problem for problems in asked for problem in problems])
+    small_pool = recall.longest_in_pages([problem for problems in asked for problem in problems], PAGE_SIZE)
     running = server(check_models / model, *CHUNK, *with_pool(MLA_AND_RANKS[model, variant], small_pool))
     num_writers = 12 if variant == "preempted" and sum(map(len, asked)) >= ENOUGH else 0
     with recall.writers(running.url, num_writers, small_pool * PAGE_SIZE // 4, model):
@@ -128,7 +128,7 @@ def test_every_mla_and_parallel_answer_is_right(
     mistakes = [
         mistake
         for context, problems, found in zip(sizes, asked, wrong, strict=True)
-        for mistake in judge(check_models / model, f"{model} {context} {variant}", problems, found, record)
+        for mistake in record_answers(check_models / model, f"{model} {context} {variant}", problems, found, record)
     ]
     # FP8 keeps four bits of a cached value. The cost is recorded and may be a tenth of the answers at most.
     assert len(mistakes) <= (sum(map(len, asked)) // 10 if variant == "fp8" else 0), mistakes
@@ -137,21 +137,6 @@ def test_every_mla_and_parallel_answer_is_right(
 
 def with_pool(flags: tuple[str, ...], small_pool: int) -> list[str]:
     return [flag.format(small_pool=small_pool) for flag in flags]
-
-
-def longest_in_pages(asked: list[recall.Problem]) -> int:
-    """Pages that just hold the longest dialogue: its tokens are bytes and a few specials."""
-    return -(-(max(map(recall.num_bytes, asked)) + 8) // PAGE_SIZE)
-
-
-def judge(
-    model: Path, case: str, asked: list[recall.Problem], wrong: list[recall.Wrong], record: Record
-) -> list[recall.Wrong]:
-    """Record how many answers are right; return the engine's mistakes."""
-    mistakes = mistakes_of_the_engine(model, asked, wrong)
-    record(case, "problems_right", "problems", len(asked) - len(wrong), len(asked))
-    record(case, "mistakes_of_the_engine", "problems", len(mistakes), 0)
-    return mistakes
 
 
 def assert_settings_were_exercised(variant: str, metrics: dict[str, float], num_problems: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from plait_testing.recall import Problem, Wrong
+from plait_testing.recording import Record
 
 
 def mistakes_of_the_engine(model: Path, asked: list[Problem], wrong: list[Wrong]) -> list[Wrong]:
@@ -28,3 +29,11 @@ def mistakes_of_the_engine(model: Path, asked: list[Problem], wrong: list[Wrong]
             answer = reference.generate(ids["input_ids"], do_sample=False, max_new_tokens=400)
         answers[index] = tokenizer.decode(answer[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
     return [one for one in wrong if one.given != answers[one.index]]
+
+
+def record_answers(model: Path, case: str, asked: list[Problem], wrong: list[Wrong], record: Record) -> list[Wrong]:
+    """Record how many answers are right; return the engine's mistakes."""
+    mistakes = mistakes_of_the_engine(model, asked, wrong)
+    record(case, "problems_right", "problems", len(asked) - len(wrong), len(asked))
+    record(case, "mistakes_of_the_engine", "problems", len(mistakes), 0)
+    return mistakes

@@ -48,6 +48,11 @@ def num_bytes(problem: Problem) -> int:
     return len("".join([problem["answer"], *(message["content"] for message in problem["messages"])]).encode())
 
 
+def longest_in_pages(asked: list[Problem], page_size: int) -> int:
+    """Pages that just hold the longest dialogue."""
+    return -(-(max(map(num_bytes, asked)) + 8) // page_size)
+
+
 def ask_all(
     url: str, asked: list[Problem], *, model: str = "recall-gqa", concurrency: int = 8, **sampling: object
 ) -> list[Wrong]:

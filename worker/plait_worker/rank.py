@@ -28,6 +28,7 @@ from plait_worker.masks import RowMasks, SampledRows
 from plait_worker.models.model import Model
 from plait_worker.nvtx import nvtx_range
 from plait_worker.parallel import Parallel
+from plait_worker.rows import Rows
 from plait_worker.sample import Records, output_records, prompt_records, sample
 from plait_worker.slots import Slots
 from plait_worker.step_inputs import Bools, Ints, StepInputs, dummy_step, read_plan
@@ -158,10 +159,10 @@ class Rank:
                 self.totals.num_graph_steps += 1
                 logits_SU, of_prompts = graph.replay(inputs), list[Records]()
             else:
-                rows = build_rows(inputs, self.slots, self.model.config.vocab_size)
-                hidden_TD = self.model.forward(rows, self.cache, self.attention.prepare(rows))
+                rows = self._rows(inputs)
+                hidden_TD = self._hidden(rows)
                 logits_SU = self.model.shard_logits(hidden_TD[rows.sample_index_S])
-                of_prompts = prompt_records(hidden_TD, self.model.logits, prompt_targets(inputs, self.slots))
+                of_prompts = self._prompt_records(inputs, hidden_TD)
             end = DeviceEvent(self.slots.device)
             return Forward(plan.step, begin, inputs, logits_SU, graph, of_prompts, end)
 
@@ -239,18 +240,27 @@ class Rank:
 
     def _run_eager(self, step: int, begin: DeviceEvent, inputs: StepInputs) -> InFlight:
         """A step without a graph."""
-        with nvtx_range("rows"):
-            rows = build_rows(inputs, self.slots, self.model.config.vocab_size)
+        rows = self._rows(inputs)
         if rows.num_rows == 0:
             return self._in_flight(step, begin, rows.sample_index_S, [])
-        with nvtx_range("forward"):
-            hidden_TD = self.model.forward(rows, self.cache, self.attention.prepare(rows))
+        hidden_TD = self._hidden(rows)
         ids_S, records = rows.sample_index_S, list[Records]()
         if ids_S.shape[0]:  # the head never sees a row that does not sample
             logits_SU = self.model.shard_logits(hidden_TD[rows.sample_index_S])
             ids_S, records = self._sample(logits_SU, inputs.slots_R[inputs.samples_R])
-        of_prompts = prompt_records(hidden_TD, self.model.logits, prompt_targets(inputs, self.slots))
-        return self._in_flight(step, begin, ids_S, records, of_prompts)
+        return self._in_flight(step, begin, ids_S, records, self._prompt_records(inputs, hidden_TD))
+
+    def _rows(self, inputs: StepInputs) -> Rows:
+        with nvtx_range("rows"):
+            return build_rows(inputs, self.slots, self.model.config.vocab_size)
+
+    def _hidden(self, rows: Rows) -> Tensor:
+        """(tokens, hidden) behind the last layer, without a graph."""
+        with nvtx_range("forward"):
+            return self.model.forward(rows, self.cache, self.attention.prepare(rows))
+
+    def _prompt_records(self, inputs: StepInputs, hidden_TD: Tensor) -> list[Records]:
+        return prompt_records(hidden_TD, self.model.logits, prompt_targets(inputs, self.slots))
 
     def _sample(self, logits_SU: Tensor, slots_S: Ints, masks: RowMasks | None = None) -> tuple[Tensor, list[Records]]:
         """A token for each row, the next step's input."""

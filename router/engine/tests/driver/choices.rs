@@ -37,15 +37,12 @@ fn a_prompt_is_computed_once_for_all_choices_with_a_prefix_cache_and_without() {
         assert_eq!(usage["prompt_tokens"], PROMPT.len());
         assert_eq!(usage["completion_tokens"], 12);
         assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
-        let counts = [
+        harness.assert_metrics(&[
             ("plait_prompt_tokens_total", num_prompt),
             ("plait_further_choices_total", 3.0),
             ("plait_prefix_hit_tokens_total", 0.0),
             ("plait_requests_finished_total{reason=\"length\"}", 4.0),
-        ];
-        for (name, count) in counts {
-            assert_eq!(harness.metric(name), count, "{name}");
-        }
+        ]);
     }
 }
 

@@ -220,15 +220,12 @@ fn a_stream_whose_last_choice_does_not_fit_is_refused_whole() {
     harness.release(0);
     assert_eq!(harness.answer(2).text(), "de");
     assert_eq!(harness.metric("plait_requests_waiting"), 0.0);
-    let counts = [
+    harness.assert_metrics(&[
         ("plait_requests_rejected_total{reason=\"queue_full\"}", 1.0),
         ("plait_requests_finished_total{reason=\"abort\"}", 1.0),
         ("plait_requests_finished_total{reason=\"length\"}", 1.0),
         ("plait_prompt_tokens_total", 6.0),
-    ];
-    for (name, count) in counts {
-        assert_eq!(harness.metric(name), count, "{name}");
-    }
+    ]);
 }
 
 #[test]

@@ -4,9 +4,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use plait_engine::group::GroupTimeouts;
 use plait_engine::{Engine, Timeouts};
-use plait_proto::{Decision, ExitCode, Fail, Join, Message, Mode, PROTOCOL, Plan, Vote};
+use plait_proto::{Decision, ExitCode, Fail, Mode, Plan};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -31,7 +30,7 @@ pub fn place(engine: u32, num_engines: u32, endpoint: &str) -> Value {
 }
 
 /// An engine of a group with a rank that takes a millisecond a step.
-fn engine(change: &Value, timeouts: Timeouts) -> Harness {
+pub fn engine(change: &Value, timeouts: Timeouts) -> Harness {
     let mut harness = Harness::alone(change, timeouts);
     harness.dial(|rank| {
         rank.step = Duration::from_millis(1);
@@ -96,52 +95,6 @@ fn engines_of_a_group_step_together_and_answer_as_alone() {
             .all(|it| it.graph_bucket.is_none_or(|_| it.mode == Mode::Decode))
     );
     assert!(agreed.iter().any(|it| it.graph_bucket == Some(4)));
-}
-
-#[test]
-fn a_group_replays_only_the_sizes_that_all_engines_have_captured() {
-    let (directory, endpoint) = socket_directory();
-    let captured = [vec![4, 8], vec![2, 4, 16], vec![4, 8, 16]];
-    let mut engines: Vec<Harness> = (0..3)
-        .map(|number| {
-            let change = place(number, 3, &endpoint);
-            let mut harness = Harness::alone(&change, Timeouts::default());
-            harness.dial(|rank| rank.graphs = captured[number as usize].clone());
-            harness
-        })
-        .collect();
-    for harness in &mut engines {
-        harness.wait_for_phase("ready");
-    }
-    // One row fits into sizes that single engines have, six rows into none that all have.
-    engines[1].submit(1, "abc", &json!({"max_tokens": 20}));
-    assert_eq!(engines[1].answer(1).text(), "defghijklmnopqrstuvw");
-    engines[0].hold(0, plans(&engines[0]).len() as u64 + 1);
-    for stream in 2..8 {
-        engines[0].submit(stream, "abc", &json!({"max_tokens": 20}));
-    }
-    engines[0].wait_until_taken(6);
-    engines[0].release(0);
-    for stream in 2..8 {
-        assert_eq!(engines[0].answer(stream).text(), "defghijklmnopqrstuvw");
-    }
-    let of_decodes = |rows: usize| -> Vec<Option<u32>> {
-        let plans = engines.iter().flat_map(plans);
-        plans
-            .filter(|plan| plan.prefill.is_empty() && plan.decode.len() == rows)
-            .map(|plan| plan.decision.unwrap().graph_bucket)
-            .collect()
-    };
-    let (one, six) = (of_decodes(1), of_decodes(6));
-    assert!(
-        one.len() >= 19 && one.iter().all(|it| *it == Some(4)),
-        "{one:?}"
-    );
-    assert!(
-        !six.is_empty() && six.iter().all(Option::is_none),
-        "{six:?}"
-    );
-    drop(directory);
 }
 
 fn two_engines_of_two_replicas() -> (TempDir, Vec<Harness>) {
@@ -508,143 +461,5 @@ fn groups_that_cannot_be_are_refused_at_the_start() {
         let error = Engine::start(settings.as_bytes()).err();
         let told = error.expect("such a group cannot be").to_string();
         assert!(told.contains(words), "{told}");
-    }
-}
-
-/// Another engine of a group of two, played by hand.
-struct Played(zmq::Socket);
-
-impl Played {
-    fn say(&self, to: &[Vec<u8>], message: impl Into<Message>) {
-        let frames = plait_proto::encode(&message.into());
-        let frames = to.iter().cloned().chain(frames);
-        self.0.send_multipart(frames, 0).unwrap();
-    }
-
-    fn receive(&self) -> Vec<Vec<u8>> {
-        self.0.recv_multipart(0).unwrap()
-    }
-}
-
-fn played(kind: zmq::SocketType) -> Played {
-    let socket = zmq::Context::new().socket(kind).unwrap();
-    socket.set_linger(0).unwrap();
-    socket.set_rcvtimeo(60_000).unwrap();
-    Played(socket)
-}
-
-fn idle(replica: u32, step: u64) -> Vote {
-    Vote {
-        replica,
-        step,
-        num_prefill_tokens: 0,
-        num_decode_rows: 0,
-        num_tokens: 0,
-        wants_mixed: false,
-        can_graph: true,
-        idle: true,
-        draining: false,
-        prompts: None,
-        graphs: Vec::new(),
-    }
-}
-
-fn idle_decision(step: u64) -> Decision {
-    Decision {
-        step,
-        mode: Mode::Idle,
-        pad_tokens: 0,
-        graph_bucket: None,
-        dummy_replicas: Vec::new(),
-        stop: false,
-        draining: false,
-        tokens: Vec::new(),
-    }
-}
-
-/// Admitted to a scheduler whose group has just stopped, it would never get an answer.
-#[test]
-fn a_request_between_a_vote_and_the_stop_is_refused_with_its_reason() {
-    let (_directory, endpoint) = socket_directory();
-    let first = played(zmq::ROUTER);
-    first.0.bind(&endpoint).unwrap();
-    let mut member = engine(&place(1, 2, &endpoint), Timeouts::default());
-    let peer = first.receive()[..1].to_vec(); // its Join
-    first.receive(); // its vote on step 1
-    first.say(&peer, idle_decision(1));
-    member.wait_for_phase("ready");
-    first.say(&peer, idle(0, 2)); // somebody calls
-    first.receive(); // it votes that it is idle
-    member.submit(1, "abc", &json!({}));
-    // The text threads take requests in order: when these are refused, that one is with the driver.
-    for invalid in 2..6 {
-        member.submit(invalid, "abc", &json!({"max_tokens": -1}));
-    }
-    for invalid in 2..6 {
-        assert!(member.answer(invalid).error.is_some());
-    }
-    first.say(
-        &peer,
-        Decision {
-            stop: true,
-            draining: true,
-            ..idle_decision(2)
-        },
-    );
-    let answer = member.answer(1);
-    assert_eq!(answer.error, Some((503, 0)));
-    assert!(
-        answer.message().contains("shutting down"),
-        "{}",
-        answer.message()
-    );
-    member.wait_for_phase("stopped");
-}
-
-#[test]
-fn a_vote_that_does_not_come_ends_the_engine_with_the_replicas_name() {
-    let (_directory, endpoint) = socket_directory();
-    let timeouts = Timeouts {
-        group: GroupTimeouts {
-            vote: Duration::from_millis(300),
-            ..GroupTimeouts::default()
-        },
-        ..Timeouts::default()
-    };
-    let clock = Arc::default();
-    let mut first = Harness::on_clock(&place(0, 2, &endpoint), timeouts, &clock);
-    first.dial(|_| {});
-    let member = played(zmq::DEALER);
-    member.0.connect(&endpoint).unwrap();
-    member.say(&[], join());
-    member.say(&[], idle(1, 1));
-    first.wait_for_phase("ready");
-    first.submit(1, "abc", &json!({}));
-    let called = |frames: Vec<Vec<u8>>| matches!(plait_proto::decode(&frames), Ok(Message::Vote(call)) if call.step == 2);
-    while !called(member.receive()) {}
-    first.advance(timeouts.group.vote);
-    assert_eq!(first.answer(1).error, Some((503, 0)));
-    let status = first.status();
-    let reason = status["reason"].as_str().unwrap();
-    assert!(
-        reason.starts_with("replica 1 (engine 1) did not vote on step 2"),
-        "{reason}"
-    );
-    assert_eq!(
-        (&status["phase"], &status["exit_code"]),
-        (&json!("failed"), &json!(5))
-    );
-}
-
-/// The Join of a second engine with these settings.
-fn join() -> Join {
-    let (_directory, endpoint) = socket_directory();
-    let listener = played(zmq::ROUTER);
-    listener.0.bind(&endpoint).unwrap();
-    let _same = Harness::alone(&place(1, 2, &endpoint), Timeouts::default());
-    let frames = listener.receive();
-    match plait_proto::decode(&frames[1..]).unwrap() {
-        Message::Join(join) if join.protocol == PROTOCOL => join,
-        other => panic!("{other:?}"),
     }
 }

@@ -335,6 +335,13 @@ impl Harness {
         serde_json::from_slice(&self.engine.status()).unwrap()
     }
 
+    /// Lines of the metrics page have these values.
+    pub fn assert_metrics(&self, values: &[(&str, f64)]) {
+        for (name, value) in values {
+            assert_eq!(self.metric(name), *value, "{name}");
+        }
+    }
+
     /// The value of one line of the metrics page.
     pub fn metric(&self, name: &str) -> f64 {
         let page = self.engine.metrics();
