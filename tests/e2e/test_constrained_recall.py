@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 from plait_testing import recall
+from plait_testing.model_mistakes import mistakes_of_the_engine
+from plait_testing.recording import Record
 from plait_testing.running_server import start_server
 
 CASES = {
@@ -24,18 +22,10 @@ REDUCED = {"gqa": 12}
 """Problems of the cases that are not for full sizes alone."""
 
 
-def constraint(index: int, answer: str) -> dict[str, Any]:
-    """Of every other answer; the right one fits."""
-    if index % 2 == 0:
-        return {}
-    asked: dict[str, Any] = {"choice": [answer, "zzz", answer[:1] + "!"]}
-    return {"structured_outputs": asked if index % 4 == 1 else {"regex": f"(.|\n)*{re.escape(answer[-1])}"}}
-
-
 @pytest.mark.acceptance("cpu")
 @pytest.mark.parametrize("case", CASES)
 def test_constrained_and_free_answers_of_one_batch_are_right(
-    check_models: Path, tmp_path: Path, sized: Callable[[int, int], int], case: str
+    check_models: Path, tmp_path: Path, sized: Callable[[int, int], int], record: Record, case: str
 ) -> None:
     num = sized(REDUCED.get(case, 0), 100)
     if num == 0:
@@ -47,18 +37,11 @@ def test_constrained_and_free_answers_of_one_batch_are_right(
     )
     assert server.url, server.errors
     asked = recall.problems(5, num, 1024)
-
-    def ask(index: int) -> str:
-        problem = asked[index]
-        body = {"model": model, "messages": problem["messages"], "temperature": 0, "max_tokens": 200}
-        url = f"{server.url}/v1/chat/completions"
-        answer = httpx.post(url, json=body | constraint(index, problem["answer"]), timeout=600)
-        assert answer.status_code == 200, answer.text
-        return str(answer.json()["choices"][0]["message"]["content"])
-
     try:
-        with ThreadPoolExecutor(8) as pool:
-            given = list(pool.map(ask, range(num)))
+        wrong = recall.ask_all(server.url, asked, model=model, own=recall.constraint, max_tokens=200)
     finally:
         server.kill()
-    assert given == [problem["answer"] for problem in asked]
+    mistakes = mistakes_of_the_engine(check_models / model, asked, wrong)
+    record(f"half constrained, {case}", "problems_right", "problems", num - len(wrong), num)
+    record(f"half constrained, {case}", "mistakes_of_the_engine", "problems", len(mistakes), 0)
+    assert mistakes == []

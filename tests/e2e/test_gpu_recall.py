@@ -43,3 +43,19 @@ def test_slow_steps_over_foul_memory_change_no_answer(
     runs: gpu_runs.GpuRuns, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs.under_stress(backend, monkeypatch)
+
+
+@pytest.mark.acceptance("gpu")
+@pytest.mark.parametrize("variant", gpu_runs.CONSTRAINED)
+def test_four_choices_are_right_where_half_of_the_requests_are_constrained(
+    runs: gpu_runs.GpuRuns, variant: str
+) -> None:
+    runs.constrained(variant, *gpu_runs.CONSTRAINED[variant])
+
+
+@pytest.mark.acceptance("gpu")
+@pytest.mark.parametrize("cache", ["--prefix-cache", "--no-prefix-cache"])
+def test_slow_steps_over_foul_memory_change_no_choice_and_no_constrained_answer(
+    runs: gpu_runs.GpuRuns, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs.constrained_under_stress(cache, monkeypatch)

@@ -5,6 +5,7 @@ A wrong answer that transformers gives too, in float32, is the model's own.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,19 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "no-graphs": ("--no-cuda-graphs",),
     "no-overlap": ("--no-overlap",),
     "few-graphs": ("--cuda-graph-max-bs", "3"),
+    "preempted": (),
+}
+
+NUM_CHOICES = 4
+# One setting varied at a time, for answers of which every other one is constrained.
+CONSTRAINED: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "no-mixed": ("--no-mixed",),
+    "no-overlap": ("--no-overlap",),
+    "no-mixed no-overlap": ("--no-mixed", "--no-overlap"),
+    "chunk-64": ("--long-prefill-token-threshold", "64"),
+    "no-graphs": ("--no-cuda-graphs",),
+    "no-prefix-cache": ("--no-prefix-cache",),
     "preempted": (),
 }
 
@@ -141,20 +155,66 @@ class GpuRuns:
         assert share > (0.2 if variant == "evicted" else 0.5)
         assert (metrics["plait_prefix_evictions_total"] > 0) == (variant == "evicted")
 
+    def constrained(self, variant: str, *flags: str) -> None:
+        """Four choices of each answer are right, where every other request is constrained."""
+        asked = recall.problems(seed=11, num=self.sized(12, 100), context=2048)
+        asked += recall.about_one_table(7, self.sized(12, 100), 2048)
+        longest = recall.longest_in_pages(asked, PAGE_SIZE) + NUM_CHOICES
+        num_pages = longest if variant == "preempted" else NUM_PAGES
+        running = self.start("auto", num_pages, *flags)
+        num_writers = 12 if variant == "preempted" else 0
+        with recall.writers(running.url, num_writers, num_pages * PAGE_SIZE // 4, self.model):
+            wrong = recall.ask_all(
+                running.url, asked, model=self.model, concurrency=13, own=recall.constraint, n=NUM_CHOICES
+            )
+        metrics = read_metrics(running.url)
+        case = f"n {NUM_CHOICES}, half constrained, {variant}"
+        mistakes = self.judge(asked, wrong)
+        self.note(case, len(asked), len(wrong), len(mistakes))
+        preemptions = total(metrics, "plait_preemptions_total")
+        self.record(f"{self.name} {case}", "preemptions", "preemptions", preemptions)
+        self.record(f"{self.name} {case}", "rows_left_out", "rows", total(metrics, "plait_late_masks_total"))
+        assert mistakes == []
+        assert total(metrics, "plait_further_choices_total") == (NUM_CHOICES - 1) * len(asked)
+        assert (preemptions > 0) == (variant == "preempted")
+
     def samples(self) -> None:
         """Sampling that gives the likeliest token, or hardly ever another, by the kernels for the others."""
         asked = recall.problems(seed=5, num=self.sized(20, 200), context=2048)
         running = self.start("auto", NUM_PAGES)
         for name, sampling in SAMPLED.items():
-            wrong = recall.ask_all(running.url, asked, model=self.model, concurrency=13, **sampling)
+            wrong = recall.ask_all(
+                running.url, asked, model=self.model, concurrency=13, own=recall.unconstrained, **sampling
+            )
             mistakes = self.judge(asked, wrong) if name == "filtered" else []
             self.note(f"auto {name} sampling", len(asked), len(wrong), len(mistakes))
             assert mistakes == []
             assert len(wrong) < len(asked) / 4
 
+    def constrained_under_stress(self, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Slow steps over overwritten pages, and late masks, change none of four choices."""
+        self._stress(monkeypatch)
+        running = self.start("auto", NUM_PAGES, cache, "--long-prefill-token-threshold", "512")
+        asked, wrong = list[recall.Problem](), list[recall.Wrong]()
+        for concurrency in (3, 13, 5):
+            some = recall.problems(seed=200 + concurrency, num=self.sized(6, 60), context=2048)
+            some += recall.about_one_table(concurrency, self.sized(6, 60), 2048)
+            found = recall.ask_all(
+                running.url, some, model=self.model, concurrency=concurrency, own=recall.constraint, n=NUM_CHOICES
+            )
+            wrong += [dataclasses.replace(one, index=one.index + len(asked)) for one in found]
+            asked += some
+        mistakes = self.judge(asked, wrong)
+        self.note(f"n {NUM_CHOICES}, half constrained, {cache} under stress", len(asked), len(wrong), len(mistakes))
+        assert mistakes == [], running.errors[-2000:]
+        assert running.stop() == 0
+
+    def _stress(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STRESSED), os.environ.get("PYTHONPATH", "")]))
+
     def under_stress(self, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Slow steps over overwritten pages change no answer."""
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STRESSED), os.environ.get("PYTHONPATH", "")]))
+        self._stress(monkeypatch)
         running = self.start(backend, NUM_PAGES, "--no-prefix-cache", "--long-prefill-token-threshold", "512")
         num_asked, num_wrong, mistakes = 0, 0, list[recall.Wrong]()
         for concurrency in (3, 13, 5, 8, 4, 11):  # graphs are padded, by another number of rows each time

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,12 +54,36 @@ def longest_in_pages(asked: list[Problem], page_size: int) -> int:
     return -(-(max(map(num_bytes, asked)) + 8) // page_size)
 
 
+def constraint(index: int, problem: Problem) -> dict[str, object]:
+    """Of every other request: the right answer among wrong ones, or a regular expression that it matches."""
+    if index % 2 == 0:
+        return {}
+    answer = problem["answer"]
+    if index % 4 == 1:
+        return {"structured_outputs": {"choice": [answer, "zzz", answer[:1] + "!"]}}
+    return {"structured_outputs": {"regex": f"(.|\n)*{re.escape(answer[-1])}"}}
+
+
+def unconstrained(_index: int, _problem: Problem) -> dict[str, object]:
+    return {}
+
+
 def ask_all(
-    url: str, asked: list[Problem], *, model: str = "recall-gqa", concurrency: int = 8, **sampling: object
+    url: str,
+    asked: list[Problem],
+    *,
+    model: str = "recall-gqa",
+    concurrency: int = 8,
+    own: Callable[[int, Problem], dict[str, object]] = unconstrained,
+    **sampling: object,
 ) -> list[Wrong]:
-    """Ask every problem over HTTP, `concurrency` at a time, greedily unless told; the answers that are wrong."""
+    """Ask every problem over HTTP, `concurrency` at a time, greedily unless told; the answers that are wrong.
+
+    `own` are further fields of each request.
+    """
     with httpx.Client(base_url=url, timeout=1200) as client, ThreadPoolExecutor(concurrency) as pool:
-        answers = list(pool.map(lambda problem: ask(client, problem, model, **sampling), asked))
+        fields = [sampling | own(index, problem) for index, problem in enumerate(asked)]
+        answers = list(pool.map(lambda problem, more: ask(client, problem, model, **more), asked, fields))
     return [
         Wrong(index, problem["kind"], problem["answer"], answer)
         for index, (problem, answer) in enumerate(zip(asked, answers, strict=True))

@@ -33,18 +33,26 @@ class Warden:
         self.faults = torch.zeros((), dtype=torch.int64, device=rank.slots.device)
         self.is_leased = torch.zeros(rank.cache.num_pages + 1, dtype=torch.bool, device=rank.slots.device)
         self.pages: dict[int, list[int]] = {}
+        self.reached: dict[int, int] = {}
+        """Tokens that each slot has written; a row that is left out for want of its mask writes its last one again."""
         self.num_steps = 0
         self.cycles_per_second = self._measure_cycles()
         self._fill(torch.arange(rank.cache.num_pages + 1, device=rank.slots.device))
 
     def before(self, inputs: Any) -> None:
-        """Spin, and overwrite the pages that the step's slots are given."""
+        """Spin, and overwrite the pages that the step's slots are given, but those that others have computed."""
         self.torch.cuda._sleep(int(SPIN_SECONDS * self.cycles_per_second))
         for slot in [*inputs.freed_F.tolist(), *(new.slot for new in inputs.new_slots)]:
             self.pages.pop(slot, None)
+            self.reached.pop(slot, None)
+        starts = dict(zip(inputs.slots_R.tolist(), inputs.starts_R.tolist(), strict=True))
+        unwritten = []
         for slot, page in inputs.appended_A2.tolist():
-            self.pages.setdefault(slot, []).append(page)
-        given = self._upload(inputs.appended_A2[:, 1])
+            pages = self.pages.setdefault(slot, [])
+            pages.append(page)
+            if len(pages) * self.rank.cache.page_size > starts.get(slot, 0):
+                unwritten.append(page)
+        given = self._upload(np.array(unwritten, dtype=np.int64))
         if len(given):
             self._fill(given)
             self.is_leased[given] = True
@@ -64,7 +72,9 @@ class Warden:
 
     def _count_tails(self) -> None:
         slots, page_size = self.rank.slots, self.rank.cache.page_size
-        live = [(pages, int(slots._num_computed_N[slot])) for slot, pages in self.pages.items()]
+        for slot in self.pages:
+            self.reached[slot] = max(self.reached.get(slot, 0), int(slots._num_computed_N[slot]))
+        live = [(pages, self.reached[slot]) for slot, pages in self.pages.items()]
         cut = [(pages[done // page_size], done % page_size) for pages, done in live if done // page_size < len(pages)]
         if not cut:
             return
@@ -94,26 +104,45 @@ class Warden:
         return cycles / (time.perf_counter() - began)
 
 
-def stress(launch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """``Rank.launch`` with the warden's checks."""
-    from plait_worker.step_inputs import read_plan
+class Stress:
+    """Wraps a rank's methods with the warden's checks and delays."""
 
-    wardens: list[Warden] = []
-    choose = random.Random(0)
+    def __init__(self) -> None:
+        self.wardens: list[Warden] = []
+        self.choose = random.Random(0)
 
-    def slow(rank: Any, plan: Any) -> Any:
-        if not wardens:
-            wardens.append(Warden(rank))
-        wardens[0].before(read_plan(plan))
-        in_flight = launch(rank, plan)
-        wardens[0].after()
-        time.sleep(choose.random() * LONGEST_DELAY_SECONDS)
-        return in_flight
+    def slow(self, launch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """``Rank.launch`` and ``Rank.launch_forward``."""
+        from plait_worker.step_inputs import read_plan
 
-    return slow
+        def slowed(rank: Any, plan: Any) -> Any:
+            if not self.wardens:
+                self.wardens.append(Warden(rank))
+            self.wardens[0].before(read_plan(plan))
+            launched = launch(rank, plan)
+            self.wardens[0].after()
+            self._sleep()
+            return launched
+
+        return slowed
+
+    def late(self, sample: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+        """``Rank.sample``, which comes when a step's masks are there."""
+
+        def delayed(rank: Any, forward: Any, messages: Any) -> Any:
+            self._sleep()
+            return sample(rank, forward, messages)
+
+        return delayed
+
+    def _sleep(self) -> None:
+        time.sleep(self.choose.random() * LONGEST_DELAY_SECONDS)
 
 
 if "plait_worker" in sys.orig_argv:
     from plait_worker.rank import Rank
 
-    Rank.launch = stress(Rank.launch)  # type: ignore[method-assign, assignment]
+    _stress = Stress()
+    Rank.launch = _stress.slow(Rank.launch)  # type: ignore[method-assign, assignment]
+    Rank.launch_forward = _stress.slow(Rank.launch_forward)  # type: ignore[method-assign, assignment]
+    Rank.sample = _stress.late(Rank.sample)  # type: ignore[method-assign, assignment]
