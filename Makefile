@@ -18,7 +18,7 @@ PYTHON_ROOMS := router/python/plait worker/plait_worker kernels/plait_kernels pr
 VENV = set -e; python=$$(tools/preflight.sh); \
         $(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear .venv
 
-.PHONY: help install serve test test-fast test-cluster acceptance bench-cpu bench-scheduler lint wheel clean
+.PHONY: help install serve test test-fast test-cluster test-image acceptance bench-cpu bench-scheduler lint wheel clean
 
 help:
 	@echo "make serve      build, install into .venv and serve the demo model (ARGS=\"--port 9000\")"
@@ -26,6 +26,7 @@ help:
 	@echo "make test-fast  unit tests only: under 90 s once all is built"
 	@echo "make install    build and install only"
 	@echo "make test-cluster the chart on a real Kubernetes control plane (needs Go, etcd, kubectl)"
+	@echo "make test-image the images, built with buildah and looked through (needs root, debootstrap)"
 	@echo "make acceptance the suites at their full size (SUITES=\"spine cpu\": these alone)"
 	@echo "make bench-cpu  this machine's CPU, beside llama.cpp, vLLM and transformers where they are installed"
 	@echo "make bench-scheduler  what planning costs, into tests/bench/results/scheduler.json and its table"
@@ -70,6 +71,12 @@ test-cluster: .venv/.tested
 	PATH="$(abspath $(CLUSTER_TOOLS)):$$PATH" PLAIT_CLUSTER_TOOLS=$(abspath $(CLUSTER_TOOLS)) \
 	    $(BIN)/python -m pytest -m "slow or not slow" --suite cluster --full --record --timeout 900 $(ARGS)
 	@echo "plait: figures are in tests/bench/results/acceptance-cluster.json"
+
+# Rust compiles the wheels inside: some 20 minutes on two cores. IMAGE_FLAGS="TORCH=..." as its script says.
+test-image: .venv/.tested
+	$(IMAGE_FLAGS) sh tests/deploy/image/build_images.sh
+	$(BIN)/python -m pytest -m "slow or not slow" --suite image --full --record --timeout 900 $(ARGS)
+	@echo "plait: figures are in tests/bench/results/acceptance-image.json"
 
 # One suite may take longer than any test may: each server's load is bounded by its client instead.
 acceptance: .venv/.tested

@@ -1,11 +1,12 @@
-"""The server's image, if one was built here: nothing secret in it, and it runs as nobody on a read-only root.
+"""The images, if they were built here: nothing secret in them, and they run as nobody on a read-only root.
 
-`PLAIT_IMAGE` names it. docs/deploying.md says how to build it; buildah unpacks it without a daemon.
+`make test-image` builds both; buildah unpacks them without a daemon.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -20,8 +21,8 @@ import httpx
 import pytest
 from plait_testing.recording import Record
 
-pytestmark = pytest.mark.slow
-IMAGE = os.environ.get("PLAIT_IMAGE", "localhost/plait")
+pytestmark = [pytest.mark.slow, pytest.mark.acceptance("image")]
+SERVER, ROUTER = "localhost/plait", "localhost/plait-router"
 USER = 10001
 HISTORIES = {".bash_history", ".python_history", ".sh_history", ".lesshst", ".viminfo", ".wget-hsts"}
 CREDENTIALS = {".netrc", ".pypirc", ".npmrc", ".git-credentials", "id_rsa", "id_ed25519", "credentials", "pip.conf"}
@@ -33,14 +34,27 @@ def buildah(*words: str) -> str:
     return subprocess.run(["buildah", *words], check=True, capture_output=True, text=True).stdout.strip()
 
 
-@pytest.fixture(scope="module")
-def root() -> Iterator[Path]:
-    """The image's files."""
+@functools.cache
+def has(image: str) -> bool:
+    command = ["buildah", "inspect", "--type", "image", image]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture(scope="module", params=[SERVER, ROUTER])
+def image(request: pytest.FixtureRequest) -> str:
+    """Its name; both are in the store of buildah."""
     if shutil.which("buildah") is None:
         pytest.skip("no buildah")
-    if subprocess.run(["buildah", "inspect", "--type", "image", IMAGE], capture_output=True, check=False).returncode:
-        pytest.skip(f"no image {IMAGE}; docs/deploying.md builds it")
-    container = buildah("from", "--pull-never", IMAGE)
+    name: str = request.param
+    if not has(name):
+        pytest.skip(f"no image {name}; `make test-image` builds it")
+    return name
+
+
+@pytest.fixture(scope="module")
+def root(image: str) -> Iterator[Path]:
+    """The image's files."""
+    container = buildah("from", "--pull-never", image)
     try:
         yield Path(buildah("mount", container))
     finally:
@@ -49,8 +63,8 @@ def root() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def described(root: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(buildah("inspect", "--type", "image", IMAGE))["OCIv1"]
+def described(image: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(buildah("inspect", "--type", "image", image))["OCIv1"]
     return found
 
 
@@ -61,6 +75,13 @@ def test_it_runs_as_nobody_and_says_nothing_secret(described: dict[str, Any]) ->
     assert not [word for word in config["Env"] if SECRET_NAME.search(word)]
     steps = [str(step.get("created_by", "")) for step in described["history"]]
     assert not [step for step in steps if re.search(r"(token|secret|password)=", step, re.IGNORECASE)]
+
+
+def test_its_size_is_recorded(image: str, root: Path, record: Record) -> None:
+    size = sum(path.lstat().st_size for path in files(root))
+    record(f"image {image.rpartition('/')[2]}", "size_of_its_files", "bytes", size)
+    largest = 600e6 if image == ROUTER else 12e9
+    assert size < largest
 
 
 def files(root: Path) -> Iterator[Path]:
@@ -147,16 +168,34 @@ def test_its_root_cannot_be_written(root: Path, environment: list[str], check_mo
     assert said.splitlines() == [str(USER), *["Read-only file system"] * 3], errors
 
 
-def test_it_serves_and_drains(root: Path, environment: list[str], check_models: Path, record: Record) -> None:
+def test_it_serves_and_drains(
+    image: str, root: Path, environment: list[str], check_models: Path, record: Record
+) -> None:
+    if image == ROUTER:
+        pytest.skip("it has no torch")
     begun = time.monotonic()
     words = ["plait", "serve", "/mnt/recall-gqa", "--port=0", "--device=cpu", "--threads=1", "--num-pages=64"]
     with started(root, check_models, environment, *words) as container:
         assert container.stdout is not None
         lines = iter(container.stdout.readline, "")
         url = next(line.split(": ", 1)[1].strip() for line in lines if line.startswith("Plait is ready: "))
-        record("image on a read-only root", "time_to_ready", "seconds", time.monotonic() - begun)
+        record(
+            "image plait on a read-only root, recall-gqa on a CPU", "time_to_ready", "seconds", time.monotonic() - begun
+        )
         body = {"prompt": "0123 4567", "max_tokens": 8, "ignore_eos": True}
         done = httpx.post(f"{url}/v1/completions", json=body, timeout=READY_SECONDS, trust_env=False)
         assert done.status_code == httpx.codes.OK, done.text
         container.terminate()
         assert container.wait(READY_SECONDS) == 0
+
+
+def test_the_image_without_torch_sizes_a_model(
+    image: str, root: Path, environment: list[str], check_models: Path
+) -> None:
+    if image == SERVER:
+        pytest.skip("it serves")
+    assert not list(root.glob("opt/plait/lib/python3*/site-packages/torch*"))
+    with started(root, check_models, environment, "plait", "plan", "/mnt/recall-gqa") as container:
+        said, errors = container.communicate(timeout=READY_SECONDS)
+    assert container.returncode == 0, errors
+    assert "plait serve /mnt/recall-gqa" in said

@@ -150,7 +150,11 @@ def missing_tool(tools: Path) -> str | None:
     for name in ("etcd", "kubectl", "openssl"):
         if shutil.which(name) is None:
             return f"no {name} (Debian's package {'etcd-server' if name == 'etcd' else name})"
-    missing = [name for name in ("kube", "crds", "lws", "lws-webhooks.yaml", "epp") if not (tools / name).exists()]
+    missing = [
+        name
+        for name in ("kube", "crds", "lws", "lws-webhooks.yaml", "epp", "keda", "keda-adapter")
+        if not (tools / name).exists()
+    ]
     if missing:
         return f"no {missing[0]} in {tools}; run tests/deploy/cluster/build_tools.sh {tools}"
     return None

@@ -32,15 +32,15 @@ def metrics_adapter(plane: ControlPlane, folder: Path, metrics: list[str], read:
     server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        plane.apply(yaml.safe_dump_all(registration(server.server_address[1])))
+        plane.apply(yaml.safe_dump_all(registration(GROUP, VERSION, server.server_address[1])))
         yield
     finally:
         server.shutdown()
 
 
-def registration(port: int) -> Iterator[dict[str, object]]:
-    """Under a name that the API server's machine knows."""
-    names = {"name": "adapter", "namespace": "default"}
+def registration(group: str, version: str, port: int) -> Iterator[dict[str, object]]:
+    """Of an API that a server on loopback has, under a name that the API server's machine knows."""
+    names = {"name": f"adapter-{port}", "namespace": "default"}
     yield {
         "apiVersion": "v1",
         "kind": "Service",
@@ -50,10 +50,10 @@ def registration(port: int) -> Iterator[dict[str, object]]:
     yield {
         "apiVersion": "apiregistration.k8s.io/v1",
         "kind": "APIService",
-        "metadata": {"name": f"{VERSION}.{GROUP}"},
+        "metadata": {"name": f"{version}.{group}"},
         "spec": {
-            "group": GROUP,
-            "version": VERSION,
+            "group": group,
+            "version": version,
             "groupPriorityMinimum": 100,
             "versionPriority": 100,
             "insecureSkipTLSVerify": True,

@@ -50,7 +50,8 @@ async def _serve(door: socket.socket, port: int, started: Future[Callable[[], ob
     """Until what `started` gets is called."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer):
+        # Nobody may listen yet; and asyncio takes the cancellation at the end for a failure.
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError, asyncio.CancelledError):
             from_there, to_there = await asyncio.open_connection(_LOOPBACK, port)
             await asyncio.gather(_copy(reader, to_there), _copy(from_there, writer), return_exceptions=True)
 

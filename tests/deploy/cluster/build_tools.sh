@@ -1,7 +1,8 @@
 #!/bin/sh
 # Build what the cluster tests need into FOLDER: helm, kube (apiserver, controller-manager, scheduler), lws (the
-# controller of LeaderWorkerSet) with its webhooks' manifest, and FOLDER/crds. Needs Go 1.26 or newer; some 12 minutes on
-# two cores, 300 MB. What is there is not built again.
+# controller of LeaderWorkerSet) with its webhooks' manifest, epp (the gateway's endpoint picker), keda and keda-adapter,
+# and FOLDER/crds. Needs Go 1.26 or newer; half an hour on two cores, 600 MB beside Go's own caches. What is there is not
+# built again.
 set -eu
 folder=${1:?build_tools.sh FOLDER}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -48,12 +49,17 @@ if [ ! -x "$folder/epp" ]; then
     rm -rf "$folder/epp-source" && cp -r "$picker" "$folder/epp-source" && chmod -R u+w "$folder/epp-source"
     (cd "$folder/epp-source" && GOWORK=off go build -ldflags "-s -w" -o "$folder/epp" ./cmd/epp)
 fi
+for pair in keda:operator keda-adapter:adapter; do
+    [ -x "$folder/${pair%:*}" ] && continue
+    [ -d "$folder/keda-source" ] || { cp -r "$keda" "$folder/keda-source" && chmod -R u+w "$folder/keda-source"; }
+    (cd "$folder/keda-source" && go build -ldflags "-s -w" -o "$folder/${pair%:*}" "./cmd/${pair#*:}")
+done
 cp "$lws/config/webhook/manifests.yaml" lws-webhooks.yaml
 cp "$lws/config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml" \
     "$pool/config/crd/bases/inference.networking.k8s.io_inferencepools.yaml" \
     "$picker/config/crd/bases/inference.networking.x-k8s.io_inferencemodelrewrites.yaml" \
     "$picker/config/crd/bases/inference.networking.x-k8s.io_inferenceobjectives.yaml" \
-    "$keda/config/crd/bases/keda.sh_scaledobjects.yaml" \
+    "$keda"/config/crd/bases/*.yaml \
     "$prometheus/example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml" crds/
 chmod u+w crds/* lws-webhooks.yaml
 echo "tools are in $folder"

@@ -39,7 +39,7 @@ fi
 build() {
     target=$1
     shift
-    buildah build --quiet --layers --pull-never --file "$root/deploy/Dockerfile" --target "$target" \
+    buildah build --quiet --layers --pull-never --format docker --file "$root/deploy/Dockerfile" --target "$target" \
         --ignorefile "$root/deploy/Dockerfile.dockerignore" \
         --build-arg BASE=localhost/plait-base --build-arg RUST=localhost/plait-rust --build-arg WHEELS=localhost/plait-wheels "$@" "$root"
 }
