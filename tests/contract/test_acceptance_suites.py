@@ -51,12 +51,18 @@ def test_missing(nothing): pass
 
 
 def marks() -> Iterator[tuple[str, ast.expr]]:
-    """Each acceptance mark with the test that bears it."""
+    """Each acceptance mark with the test, or the module, that bears it."""
     for path in TESTS:
         for node in ast.walk(ast.parse(path.read_text())):
-            for mark in getattr(node, "decorator_list", ()):
+            for mark in borne_by(node):
                 if "mark.acceptance" in ast.unparse(mark):
                     yield f"{path.name}::{getattr(node, 'name', '')}", mark
+
+
+def borne_by(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
+        return node.value.elts if isinstance(node.value, ast.List) else [node.value]
+    return getattr(node, "decorator_list", [])
 
 
 def named_suites(mark: ast.expr) -> list[object]:
