@@ -113,7 +113,6 @@ def test_litellm_answers_whole_and_streamed_with_usage_and_a_class(
 
 def test_a_schema_of_the_sdk_is_strict_json(sdk: openai.OpenAI) -> None:
     schema = {"name": "event", "strict": True, "schema": Event.model_json_schema() | {"additionalProperties": False}}
-    answer = sdk.chat.completions.create(
-        model=MODEL, messages=ASK, response_format={"type": "json_schema", "json_schema": schema}, **DRAWN
-    )
+    asked: Any = {"type": "json_schema", "json_schema": schema}
+    answer = sdk.chat.completions.create(model=MODEL, messages=ASK, response_format=asked, **DRAWN)
     Event.model_validate(json.loads(answer.choices[0].message.content or ""))
