@@ -46,6 +46,7 @@ from plait_proto.messages import (
     Welcome,
     Words,
 )
+from plait_proto.undecodable import UNDECODABLE
 
 __all__ = [
     "FAMILIES",
@@ -53,6 +54,7 @@ __all__ = [
     "LOOKAHEAD",
     "PROTOCOL",
     "SCHEMA_FINGERPRINT",
+    "UNDECODABLE",
     "Adjustment",
     "AttentionConfig",
     "Bye",

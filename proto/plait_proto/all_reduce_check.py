@@ -29,4 +29,4 @@ encode_line = msgspec.json.encode
 decode_request = msgspec.json.Decoder(StoreRequest).decode
 decode_reply = msgspec.json.Decoder(StoreReply).decode
 decode_reduced = msgspec.json.Decoder(Reduced).decode
-"""Each raises `msgspec.MsgspecError` for anything else."""
+"""Each raises one of `UNDECODABLE` for anything else."""

@@ -38,6 +38,7 @@ from plait_proto.messages import (
     Welcome,
     Words,
 )
+from plait_proto.undecodable import UNDECODABLE
 
 MAX_FRAMES = 9
 """Frames that a message may have."""
@@ -322,7 +323,7 @@ def _decode_masks(frames: Sequence[Frame]) -> StepMasks:
 def _unpack(kind: Kind, decoder: msgspec.msgpack.Decoder[_T], frame: Frame) -> _T:
     try:
         return decoder.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise Malformed(f"frame 1 of {kind.name}: {error}") from None
 
 

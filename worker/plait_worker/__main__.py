@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import msgspec
 import zmq
-from plait_proto import Bye, ExitCode, Fail, WorkerConfig, decode_config, encode
+from plait_proto import UNDECODABLE, Bye, ExitCode, Fail, WorkerConfig, decode_config, encode
 
 from plait_worker.errors import EngineError, WorkerError, first_line, is_out_of_memory
 from plait_worker.link import Link
@@ -84,7 +84,7 @@ def _read_config(path: Path) -> tuple[WorkerConfig, bytes]:
     try:
         raw = path.read_bytes()
         return decode_config(raw), raw
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNDECODABLE) as error:
         raise WorkerError(
             ExitCode.SETTINGS, f"--config {path}: {error}; give the file that the engine wrote"
         ) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import zmq
-from plait_proto import ExitCode
+from plait_proto import UNDECODABLE, ExitCode
 from zmq.utils.monitor import parse_monitor_message
 
 from plait_worker.errors import EngineError, WorkerError
@@ -57,7 +57,7 @@ def read_keys(path: Path) -> LinkKeys:
     try:
         mode, raw = path.stat().st_mode, path.read_bytes()
         keys = msgspec.json.decode(raw[:MAX_BYTES], type=LinkKeys)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNDECODABLE) as error:
         raise WorkerError(ExitCode.SETTINGS, f"--keys {path}: {error}; give server, public and secret") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise WorkerError(ExitCode.SETTINGS, f"--keys {path} is open to other users; run `chmod 600 {path}`")

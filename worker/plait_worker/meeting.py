@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import torch.distributed as dist
-from plait_proto import ExitCode
+from plait_proto import UNDECODABLE, ExitCode
 
 from plait_worker.errors import WorkerError
 
@@ -66,7 +66,7 @@ def _await_file(directory: Path, deadline: float) -> str:
 def _read(pointer: Path) -> _Meeting | None:
     try:
         return msgspec.json.decode(pointer.read_bytes(), type=_Meeting)
-    except (FileNotFoundError, msgspec.MsgspecError):
+    except (FileNotFoundError, *UNDECODABLE):
         return None
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from plait_proto import UNDECODABLE
 
 from plait._router import model_size
 from plait.errors import SettingsError
@@ -133,7 +134,7 @@ def _size_of(model: Path, num_ranks: int) -> tuple[ModelSize | None, float]:
     try:
         size = msgspec.json.decode(model_size(str(path)), type=ModelSize)
         return size, kv_copies(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]), num_ranks)
-    except (ValueError, OSError):
+    except (ValueError, OSError, LookupError, TypeError, *UNDECODABLE):
         return None, 1.0
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import httpx
 import msgspec
-from plait_proto import ExitCode
+from plait_proto import UNDECODABLE, ExitCode
 
 from plait.errors import DONE, StartError
 
@@ -67,7 +67,7 @@ class Server:
             raise AnswerError(_message(response.content))
         try:
             return msgspec.json.decode(response.content, type=_Models).data[0].id
-        except (msgspec.DecodeError, UnicodeDecodeError, IndexError):
+        except (*UNDECODABLE, IndexError):
             raise AnswerError(_NOT_OPENAI) from None
 
     def answer(self, model: str, messages: list[Message]) -> Iterator[str]:
@@ -93,7 +93,7 @@ def _is_on_this_machine(url: str) -> bool:
 def _parse_delta(data: str) -> str:
     try:
         event = msgspec.json.decode(data, type=_Event)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         raise AnswerError(_NOT_OPENAI) from None
     if event.error is not None:
         raise AnswerError(event.error.message)
@@ -103,7 +103,7 @@ def _parse_delta(data: str) -> str:
 def _message(body: bytes) -> str:
     try:
         error = msgspec.json.decode(body, type=_Event).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         error = None
     return error.message if error is not None else _NOT_OPENAI
 

@@ -135,9 +135,9 @@ def _shards(path: Path) -> list[Path]:
 
 
 def _open_shard(path: Path) -> _Shard:
-    if not path.exists():
-        raise ModelFilesError(f"{path} is missing: download the model again (weights must be safetensors or GGUF)")
     try:
+        if not path.exists():
+            raise ModelFilesError(f"{path} is missing: download the model again (weights must be safetensors or GGUF)")
         return cast(_Shard, safe_open(path, framework="pt"))
     except (SafetensorError, OSError) as error:
         raise ModelFilesError(f"{path} is broken or truncated ({error}): download it again") from error

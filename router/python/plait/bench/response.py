@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 
 import msgspec
+from plait_proto import UNDECODABLE
 
 from plait.bench.messages import Counting
 from plait.bench.prompts import MAX_TOKEN_ID
@@ -189,7 +190,7 @@ class Response:
             return
         try:
             event = _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNDECODABLE:
             self._broken += data
             return
         if (words := event.error_words) is not None:
@@ -227,6 +228,6 @@ def _message(body: bytes) -> str:
     """The message in an error's body."""
     try:
         words = _decode(body).error_words
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         words = None
     return words if words is not None else body[:MAX_DETAIL_CHARS].decode(errors="replace")

@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import httpx
 import msgspec
-from plait_proto import ExitCode
+from plait_proto import UNDECODABLE, ExitCode
 
 from plait.bench.messages import Counting, Setup
 from plait.bench.response import Response
@@ -169,7 +169,7 @@ class Server:
             raise self._no_server(f"GET /v1/models returns {response.status_code}: {response.text[:200]}")
         try:
             served = [model.id for model in msgspec.json.decode(response.content, type=_Models).data]
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNDECODABLE:
             raise self._no_server(f"GET /v1/models returns no list of models: {response.content[:80]!r}") from None
         if not served:
             raise self._no_server("its list of models is empty")

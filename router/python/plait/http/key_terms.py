@@ -25,7 +25,7 @@ READERS: dict[str, tuple[Policy, ...]] = {"weight": ("fair",), "priority": ("pri
 """The policies that read a term."""
 
 _I32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
-_TERM = re.compile(r"(.*\S)\s+(\w+)=(\S*)")
+_TERM = re.compile(r"(\w+)=(.*)")
 _COMMENT = re.compile(r"\s#")
 _WHOLE = re.compile(r"-?\d{1,10}")
 
@@ -74,8 +74,8 @@ def parse_line(line: str) -> tuple[str, KeyTerms]:
     if _COMMENT.search(line):
         raise ValueError("a `#` after a space, which may be a comment or a key's; write comments on lines of their own")
     terms: dict[str, str] = {}
-    while (match := _TERM.fullmatch(line)) is not None:
-        line, name, value = match.groups()
+    while len(words := line.rsplit(None, 1)) == 2 and (match := _TERM.fullmatch(words[1])) is not None:
+        line, (name, value) = words[0], match.groups()
         if name not in READERS:
             raise ValueError(f"`{name}=`, where a key may have {' and '.join(f'`{it}=N`' for it in READERS)} after it")
         if name in terms:

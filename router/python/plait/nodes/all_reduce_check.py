@@ -7,8 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-import msgspec
-from plait_proto import StoreOperation, StoreReply, StoreRequest
+from plait_proto import UNDECODABLE, StoreOperation, StoreReply, StoreRequest
 from plait_proto.all_reduce_check import ASKED, DONE, Reduced, decode_reduced, decode_request, encode_line
 
 from plait.errors import StartError
@@ -73,7 +72,7 @@ class AllReduceCheck:
                 self.reduced = decode_reduced(line.removeprefix(DONE))
             else:
                 self._last_line = line
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             self._last_line = str(error)
 
 

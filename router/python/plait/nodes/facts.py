@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+from plait_proto import UNDECODABLE
 
 from plait.errors import ModelNotFoundError, SettingsError
 from plait.flags import flags
@@ -102,7 +103,7 @@ def _missing_shard(path: Path, names: set[str]) -> str:
         return ""
     try:
         listed = set(msgspec.json.decode(index.read_bytes())["weight_map"].values())
-    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
+    except (*UNDECODABLE, KeyError, TypeError, AttributeError):
         return f"{index} has no weight_map; copy the model again"
     missing = sorted(listed - names)
     return f"{path} lacks {missing[0]}, which its index lists; copy the model again" if missing else ""

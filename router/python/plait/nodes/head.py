@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import msgspec
-from plait_proto import ExitCode, StoreRequest
+from plait_proto import UNDECODABLE, ExitCode, StoreRequest
 from plait_proto.all_reduce_check import Reduced
 
 from plait.launch.remote_ranks import rank_endpoints
@@ -262,7 +262,7 @@ class Head:
             node, connection, content = await listener.receive()
             try:
                 message = messages.decode(content)
-            except msgspec.MsgspecError:
+            except UNDECODABLE:
                 continue  # not from a launcher of this version; it will be missing
             self._take(node, connection, message)
 

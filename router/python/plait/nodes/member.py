@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-import msgspec
-from plait_proto import ExitCode
+from plait_proto import UNDECODABLE, ExitCode
 
 from plait.errors import StartError
 from plait.nodes import messages
@@ -123,7 +122,7 @@ class Member:
             content = await self._head.receive()
             try:
                 message = messages.decode(content)
-            except msgspec.MsgspecError:
+            except UNDECODABLE:
                 continue
             self._heard = time.monotonic()
             match message:

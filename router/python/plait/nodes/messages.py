@@ -200,4 +200,4 @@ Message = (
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Message).decode
-"""Raises `msgspec.MsgspecError` for anything else."""
+"""Raises one of `UNDECODABLE` for anything else."""

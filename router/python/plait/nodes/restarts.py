@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from plait_proto import ExitCode
+from plait_proto import UNDECODABLE, ExitCode
 
 from plait.errors import SettingsError, StartError
 
@@ -82,5 +82,5 @@ def _read(file: Path) -> list[float]:
         return msgspec.json.decode(file.read_bytes(), type=list[float])
     except FileNotFoundError:
         return []
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNDECODABLE) as error:
         raise SettingsError(f"--restart-file {file} cannot be read: {error}; remove it, or give another") from error

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from plait_proto import UNDECODABLE
 
 from plait._router import model_size
 from plait.batch_sizes import ModelSize, kv_copies
@@ -79,7 +80,7 @@ def read_model(model: str, scratch: Path) -> tuple[PlannedModel, Path]:
         config = _as_loaded(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
         copy.write_bytes(msgspec.json.encode(config))
         size = msgspec.json.decode(model_size(str(copy)), type=ModelSize)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, *UNDECODABLE) as error:
         reason = str(error).removeprefix(f"{copy}: ")
         raise ModelNotFoundError(f"{path} does not describe a model that Plait knows: {reason}") from error
     return PlannedModel(config, size, config["max_position_embeddings"]), copy
