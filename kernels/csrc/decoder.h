@@ -147,7 +147,7 @@ inline int64_t most_quantised_inputs(const Decoder& decoder) {
     int64_t widest = 0;
     for (const Layer* layer = decoder.layers; layer < decoder.layers + decoder.num_layers; ++layer)
         for (const Matrix* matrix : {&layer->qkv, &layer->output, &layer->gate_up, &layer->down})
-            if (matrix->storage != Storage::kDense) widest = std::max(widest, matrix->inputs);
+            if (!matrix->is_dense()) widest = std::max(widest, matrix->inputs);
     return widest;
 }
 

@@ -28,7 +28,7 @@ struct Inputs {
     Inputs(const Matrix& matrix, Raw* x, QuantisedScratch& scratch)
         : x(x),
           quantised(scratch.rows(matrix.inputs)),
-          num_bytes(matrix.storage == Storage::kDense ? 0 : int(matrix.activation_bits / 8)) {}
+          num_bytes(int(matrix.activation_bits / 8)) {}
 
     // Rows that are no GEMM's input.
     explicit Inputs(Raw* x) : x(x), quantised{}, num_bytes(0) {}
@@ -102,20 +102,20 @@ void gemm_dense(ThreadPool& pool, const Matrix& matrix, const void* x, int64_t r
 template <class Type, int NumBytes, int Panels, class End>
 void gemm_gguf(ThreadPool& pool, const Matrix& matrix, const QuantisedRows& x, int64_t rows, const End& end) {
     const int64_t panels = matrix.panels() / Panels;
-    dispatch_format(matrix.storage, [&]<class Format>() {
-        const int64_t groups = num_groups(rows), groups_together = kBlockRows / kGroupRows;
-        for_each_panel(pool, groups, groups_together, panels, [&](int64_t begin, int64_t count, int64_t panel) {
-            for (int64_t group = begin; group < begin + count; ++group) {
-                const int64_t first = group * kGroupRows;
-                for_each_tile<kGroupRows>(std::min<int64_t>(kGroupRows, rows - first), [&]<int Rows>(int64_t) {
-                    Sums<Panels> sums[Rows];
-                    for (int i = 0; i < Panels; ++i)
-                        gguf_tile<Format, NumBytes, Rows>(x, group, block_panel<Format>(matrix, i * panels + panel),
-                                                           sums[0] + i * kVectors, Panels * kVectors);
-                    for (int row = 0; row < Rows; ++row) end(first + row, panel * kPanel, sums[row]);
-                });
-            }
-        });
+    const int64_t groups = num_groups(rows), groups_together = kBlockRows / kGroupRows;
+    for_each_panel(pool, groups, groups_together, panels, [&](int64_t begin, int64_t count, int64_t panel) {
+        for (int64_t group = begin; group < begin + count; ++group) {
+            const int64_t first = group * kGroupRows;
+            for_each_tile<kGroupRows>(std::min<int64_t>(kGroupRows, rows - first), [&]<int Rows>(int64_t) {
+                Sums<Panels> sums[Rows];
+                for (int i = 0; i < Panels; ++i)
+                    with_panel(matrix, i * panels + panel, [&]<class Format>(const uint8_t* weights) {
+                        gguf_tile<Format, NumBytes, Rows>(x, group, weights, sums[0] + i * kVectors,
+                                                           Panels * kVectors);
+                    });
+                for (int row = 0; row < Rows; ++row) end(first + row, panel * kPanel, sums[row]);
+            });
+        }
     });
 }
 

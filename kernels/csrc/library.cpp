@@ -58,12 +58,12 @@ int plait_pack_dense(const void* weight, int64_t outputs, int64_t inputs, int ty
     });
 }
 
-// blocks [outputs, inputs / 32] of a GGUF.
-int plait_pack_gguf(const uint8_t* blocks, int64_t outputs, int64_t inputs, int64_t storage, uint8_t* panels) {
+// blocks [outputs, inputs / a block's] of a GGUF.
+int plait_pack_blocks(const uint8_t* blocks, int64_t outputs, int64_t inputs, int64_t format, uint8_t* panels) {
     return guarded([&] {
-        plait::dispatch_format(plait::Storage(storage), [&]<class Format>() {
+        plait::dispatch_format(plait::BlockFormat(format), [&]<class Format>() {
             ThreadPool::get().run(
-                [&](ThreadPool& pool) { plait::pack_gguf<Format>(pool, blocks, outputs, inputs, panels); });
+                [&](ThreadPool& pool) { plait::pack_blocks<Format>(pool, blocks, outputs, inputs, panels); });
         });
     });
 }
@@ -73,7 +73,7 @@ int plait_gemm(const plait::Matrix* matrix, const void* x, int64_t rows, int typ
         static std::mutex mutex;
         static plait::QuantisedScratch scratch;
         std::lock_guard lock(mutex);
-        if (matrix->storage != plait::Storage::kDense) scratch.fit(rows, matrix->inputs);
+        if (!matrix->is_dense()) scratch.fit(rows, matrix->inputs);
         dispatch_dtype(type, [&]<class Type>() {
             dispatch_dtype(type_out, [&]<class Out>() {
                 using Raw = typename Type::Raw;

@@ -20,18 +20,25 @@ constexpr int kPairRows = kLanes == 16 ? 6 : 1;
 // Rows that share a panel before the next one is read: their inputs stay in the L2 cache.
 constexpr int64_t kBlockRows = 96;
 
-// Storage of a matrix: words of its type, or a GGUF's blocks (gguf.h).
-enum class Storage : int64_t { kDense, kQ4_0, kQ4_1, kQ8_0 };
+// As kernels/plait_kernels/cpu/library.py numbers them; gguf_formats.h has them.
+enum class BlockFormat : int64_t { kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ4_K, kQ5_K, kQ6_K };
+
+// Some panels of a matrix in GGUF blocks. As kernels/plait_kernels/cpu/library.py declares it.
+struct BlockPanels {
+    const uint8_t* panels;
+    int64_t num_panels;
+    BlockFormat format;
+};
 
 // As kernels/plait_kernels/cpu/library.py declares it.
 struct Matrix {
-    const void* weights;  // words [panels, inputs / per word, 32], or blocks [panels, inputs / 32]
+    const void* weights;  // words [panels, inputs / per word, 32], or BlockPanels, one below the other
     const void* bias;     // [outputs] in the type of the activations, or null
     int64_t outputs;
     int64_t inputs;
-    Storage storage;
-    int64_t activation_bits;  // for GGUF blocks: 8 or 16 bits of each input
+    int64_t activation_bits;  // for GGUF blocks: 8 or 16 bits of each input; 0 for words
 
+    bool is_dense() const { return activation_bits == 0; }
     int64_t panels() const { return (outputs + kPanel - 1) / kPanel; }
     template <class Type>
     int64_t num_words() const { return inputs / Type::kPerWord; }

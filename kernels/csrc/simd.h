@@ -159,6 +159,14 @@ inline Floats read_float16(const uint16_t* from) {
 #endif
 }
 
+inline Floats read_int8(const uint8_t* from) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(from))));
+#else
+    return __builtin_convertvector(load<Bytes>(from), Floats);
+#endif
+}
+
 // e^x within 2 units in the last place; 0 below -87.3 and e^88 above 88 (Cephes' expf).
 inline Floats exponential(Floats x) {
     const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number

@@ -14,12 +14,13 @@ from plait_kernels.attention.cpu import HeadSizes
 from plait_kernels.attention.paged_cpu import PagedHeads, PagedRows
 from plait_kernels.cpu import library
 from plait_kernels.linear import GgufMatrix, GgufWeight, PanelMatrix, can_pack
-from plait_kernels.linear.gguf import ACTIVATION_LIMITS, quantise_and_dequantise
+from plait_kernels.linear.gguf import ACTIVATION_LIMITS, KINDS, join, quantise_and_dequantise
 from plait_kernels.mla.cpu import AbsorbedRows, DecompressedRows, PagedMla
 from plait_kernels.moe import pack_experts
 from plait_kernels.moe.cpu import ExpertPanels, can_pack_experts
 from plait_kernels.moe.reference import expert_mlps as experts_in_torch
 from plait_kernels.sampling import NO_TOKEN, Filters, cpu, reference
+from plait_testing.gguf_blocks import random_blocks
 from torch import Tensor
 
 TYPES = [torch.bfloat16, torch.float32]
@@ -74,25 +75,37 @@ def test_oversubscribed_threads_change_nothing() -> None:
         assert torch.equal(matrix(x), together)
 
 
-def quantised(kind: str, outputs: int, inputs: int) -> GgufWeight:
-    weight = torch.randn(outputs, inputs).numpy()
-    return GgufWeight(kind, torch.from_numpy(gguf.quants.quantize(weight, gguf.GGMLQuantizationType[kind])))
+@pytest.mark.parametrize("kind", library.BLOCK_FORMATS)
+def test_the_values_of_gguf_blocks_are_those_of_the_library(kind: str) -> None:
+    blocks = random_blocks(kind, 3, 512)
+    values = gguf.quants.dequantize(blocks.raw.numpy(), gguf.GGMLQuantizationType[kind])
+    assert np.array_equal(blocks.dequantised().numpy(), values)
 
 
-@pytest.mark.parametrize("kind", library.STORAGES)
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (97, 544)])
+@pytest.mark.parametrize("kind", library.BLOCK_FORMATS)
+@pytest.mark.parametrize(("outputs", "num_blocks"), [(1, 1), (97, 3)])
 @pytest.mark.parametrize("activation_bits", ACTIVATION_LIMITS)
 def test_gemms_with_gguf_blocks_are_those_of_their_values_with_quantised_rows(
-    kind: str, outputs: int, inputs: int, activation_bits: int
+    kind: str, outputs: int, num_blocks: int, activation_bits: int
 ) -> None:
-    blocks, bias = quantised(kind, outputs, inputs), torch.randn(outputs).bfloat16()
-    whole = gguf.quants.dequantize(blocks.raw.numpy(), gguf.GGMLQuantizationType[kind])
-    assert np.array_equal(blocks.dequantised().numpy(), whole)
-    matrix = GgufMatrix(blocks, bias, torch.bfloat16, activation_bits)
+    check_gemm([random_blocks(kind, outputs, num_blocks * KINDS[kind].inputs)], activation_bits)
+
+
+def test_a_gemm_of_several_block_types_is_each_ones_rows() -> None:
+    parts = [random_blocks(kind, 64, 512, seed) for seed, kind in enumerate(("Q4_K", "Q6_K", "Q4_K", "Q8_0"))]
+    check_gemm([*parts[:3], parts[3].rows(range(33))], 8)
+    assert join([parts[0], parts[2], parts[1]]) is not None
+    assert join([parts[1].rows(range(40)), parts[0]]) is None, "a type ends within a panel"
+
+
+def check_gemm(parts: list[GgufWeight], activation_bits: int) -> None:
+    values = torch.cat([part.dequantised() for part in parts]).double()
+    bias = torch.randn(len(values)).bfloat16()
+    matrix = GgufMatrix(parts, bias, torch.bfloat16, activation_bits)
     for num_rows in (1, 13, 100):
-        x = torch.randn(num_rows, inputs).bfloat16()
+        x = torch.randn(num_rows, values.shape[1]).bfloat16()
         x[0, :32] = 0
-        exact = quantise_and_dequantise(x, activation_bits).double() @ blocks.dequantised().double().T + bias.double()
+        exact = quantise_and_dequantise(x, activation_bits).double() @ values.T + bias.double()
         torch.testing.assert_close(matrix.matmul_float32(x).double(), exact, rtol=1e-5, atol=1e-4)
         torch.testing.assert_close(matrix(x).double(), exact, rtol=2**-8, atol=1e-4)
         together = matrix.matmul_float32(x)
@@ -120,7 +133,7 @@ def store_with(x: Tensor) -> None:
 
 DOORS: dict[str, Callable[[Tensor], object]] = {
     "matrix": lambda x: PanelMatrix(torch.zeros(8, 64), None)(x),
-    "blocks": lambda x: GgufMatrix(quantised("Q8_0", 8, 64), None, torch.float32, 16).matmul_float32(x),
+    "blocks": lambda x: GgufMatrix([random_blocks("Q8_0", 8, 64)], None, torch.float32, 16).matmul_float32(x),
     "experts": lambda x: ExpertPanels([(torch.zeros(64, 64), torch.zeros(64, 32))])(
         x, torch.ones(4, 1), torch.zeros(4, 1, dtype=torch.int64)
     ),
@@ -263,11 +276,12 @@ def test_experts_that_the_kernels_cannot_hold_are_rejected() -> None:
 
 @pytest.mark.parametrize("what", [torch.nan, torch.inf])
 @pytest.mark.parametrize("place", [0, 31, 40])
-def test_inf_and_nan_pass_through_gemms_with_gguf_blocks(what: float, place: int) -> None:
-    x = torch.randn(9, 64).bfloat16()
+@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K"])
+def test_inf_and_nan_pass_through_gemms_with_gguf_blocks(what: float, place: int, kind: str) -> None:
+    x = torch.randn(9, 256).bfloat16()
     x[4, place] = what
     for activation_bits in ACTIVATION_LIMITS:
-        given = GgufMatrix(quantised("Q4_1", 40, 64), None, torch.bfloat16, activation_bits).matmul_float32(x)
+        given = GgufMatrix([random_blocks(kind, 40, 256)], None, torch.bfloat16, activation_bits).matmul_float32(x)
         assert not given[4].isfinite().any()
         assert given[torch.arange(9) != 4].isfinite().all()
 

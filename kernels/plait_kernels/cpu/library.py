@@ -29,19 +29,29 @@ _log = logging.getLogger(__name__)
 TYPES = {torch.bfloat16: 0, torch.float32: 1}
 """The dtypes of weights, activations and cache that the kernels take, with their numbers in C."""
 
-STORAGES = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 3}
+BLOCK_FORMATS = {
+    name: number for number, name in enumerate(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"))
+}
 """The GGUF block types that the kernels take, with their numbers in C."""
 
 
+class BlockPanels(ctypes.Structure):
+    """Some panels of a matrix in GGUF blocks; ``format`` of ``BLOCK_FORMATS``."""
+
+    _fields_ = (("panels", c_void_p), ("num_panels", c_int64), ("format", c_int64))
+
+
 class Matrix(ctypes.Structure):
-    """A matrix in panels; ``bias`` null if it has none; ``storage`` 0, or of ``STORAGES`` with ``activation_bits``."""
+    """A matrix in panels; ``bias`` null if it has none.
+
+    ``weights`` are words if ``activation_bits`` is 0, else an array of ``BlockPanels``.
+    """
 
     _fields_ = (
         ("weights", c_void_p),
         ("bias", c_void_p),
         ("outputs", c_int64),
         ("inputs", c_int64),
-        ("storage", c_int64),
         ("activation_bits", c_int64),
     )
 
@@ -163,7 +173,7 @@ _DONE, _NO_MEMORY = 0, 1
 _SIGNATURES: dict[str, tuple[object, ...]] = {
     "plait_set_threads": (c_int,),
     "plait_pack_dense": (c_void_p, c_int64, c_int64, c_int, c_void_p),
-    "plait_pack_gguf": (c_void_p, c_int64, c_int64, c_int64, c_void_p),
+    "plait_pack_blocks": (c_void_p, c_int64, c_int64, c_int64, c_void_p),
     "plait_gemm": (POINTER(Matrix), c_void_p, c_int64, c_int, c_int, c_void_p),
     "plait_rms_norm": (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_double, c_int, c_void_p),
     "plait_attention": (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from plait_kernels.cpu import library as cpu
 from plait_kernels.cpu.memory import empty
-from plait_kernels.linear.gguf import BLOCK, BLOCK_BYTES, GgufWeight
+from plait_kernels.linear.gguf import KINDS, GgufWeight
 
 PANEL = 32
 """Outputs of a panel."""
@@ -23,20 +24,23 @@ class CpuMatrix:
         self,
         shape: tuple[int, int],
         dtype: torch.dtype,
-        panels: Tensor,
+        weights: int | None,
+        kept: object,
         bias_O: Tensor | None,
-        storage: int = 0,
         activation_bits: int = 0,
     ) -> None:
-        """``shape`` is ``(O, I)``; rows and ``bias_O`` are of ``dtype``; ``storage`` is the kernels' number."""
+        """``shape`` is ``(O, I)``; rows and ``bias_O`` are of ``dtype``.
+
+        ``weights`` is the address that the kernels take, in memory of ``kept``.
+        """
         self.num_outputs, self.num_inputs = shape
         self.dtype = dtype
-        self._kept = (panels, bias_O)
+        self._kept = (kept, bias_O)
         self._library = cpu.library()
         if bias_O is not None:
             cpu.check_tensor(bias_O, dtype, self.num_outputs)
         bias = None if bias_O is None else bias_O.data_ptr()
-        self.struct = cpu.Matrix(panels.data_ptr(), bias, *shape, storage, activation_bits)
+        self.struct = cpu.Matrix(weights, bias, *shape, activation_bits)
         """For kernels that take several matrices."""
         self._reference = ctypes.byref(self.struct)
 
@@ -75,7 +79,7 @@ class PanelMatrix(CpuMatrix):
         panels = empty((math.ceil(num_outputs / PANEL), num_inputs, PANEL), weight_OI.dtype)
         kind = cpu.TYPES[weight_OI.dtype]
         cpu.library().plait_pack_dense(weight_OI.data_ptr(), num_outputs, num_inputs, kind, panels.data_ptr())
-        super().__init__((num_outputs, num_inputs), weight_OI.dtype, panels, bias_O)
+        super().__init__((num_outputs, num_inputs), weight_OI.dtype, panels.data_ptr(), panels, bias_O)
 
     @staticmethod
     def unsupported_reason(weight_OI: Tensor) -> str | None:
@@ -90,19 +94,36 @@ class PanelMatrix(CpuMatrix):
 class GgufMatrix(CpuMatrix):
     """Quantised weights in GGUF blocks, times rows that are quantised too (``gguf.quantise_and_dequantise``).
 
-    The dot product within a block of 32 is exact in integers; blocks are summed in float32 in their order, whatever
-    the batch.
+    The dot product of inputs with a scale of their own (32; 16 in Q6_K) is exact in integers; these are summed in
+    float32 in their order, whatever the batch.
     """
 
-    def __init__(self, blocks: GgufWeight, bias_O: Tensor | None, dtype: torch.dtype, activation_bits: int) -> None:
-        """``dtype`` of the rows and of ``bias_O``: bfloat16 or float32; ``activation_bits``: 8 or 16."""
-        num_outputs, num_inputs = blocks.shape
-        raw = blocks.raw.contiguous()
-        num_panels = math.ceil(num_outputs / PANEL)
-        panels = empty((num_panels, num_inputs // BLOCK, PANEL * BLOCK_BYTES[blocks.kind]), torch.uint8)
-        storage = cpu.STORAGES[blocks.kind]
-        cpu.library().plait_pack_gguf(raw.data_ptr(), num_outputs, num_inputs, storage, panels.data_ptr())
-        super().__init__(blocks.shape, dtype, panels, bias_O, storage, activation_bits)
+    def __init__(
+        self, parts: Sequence[GgufWeight], bias_O: Tensor | None, dtype: torch.dtype, activation_bits: int
+    ) -> None:
+        """``parts`` lie one below the other, as ``gguf.join`` gives them.
+
+        ``dtype`` of the rows and of ``bias_O``: bfloat16 or float32; ``activation_bits``: 8 or 16.
+        """
+        shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        panels = [_block_panels(part) for part in parts]
+        structs = [
+            cpu.BlockPanels(each.data_ptr(), each.shape[0], cpu.BLOCK_FORMATS[part.kind])
+            for each, part in zip(panels, parts, strict=True)
+        ]
+        array = (cpu.BlockPanels * len(structs))(*structs)
+        super().__init__(shape, dtype, ctypes.addressof(array), (panels, array), bias_O, activation_bits)
+
+
+def _block_panels(weight: GgufWeight) -> Tensor:
+    """uint8 ``[panels, bytes of a panel]``."""
+    num_outputs, num_inputs = weight.shape
+    kind = KINDS[weight.kind]
+    panels = empty((math.ceil(num_outputs / PANEL), num_inputs // kind.inputs * PANEL * kind.panel_bytes), torch.uint8)
+    raw = weight.raw.contiguous()
+    number = cpu.BLOCK_FORMATS[weight.kind]
+    cpu.library().plait_pack_blocks(raw.data_ptr(), num_outputs, num_inputs, number, panels.data_ptr())
+    return panels
 
 
 def can_pack(weight_OI: Tensor) -> bool:

@@ -93,7 +93,20 @@ def mixed(name: str) -> Kind:
     return MIXED.get(name.split(".")[-2], Kind.F32)
 
 
-KEPT = {Kind.Q8_0: {"Q8_0"}, Kind.Q4_0: {"Q4_0"}, Kind.Q4_1: {"Q4_1"}, mixed: {"Q4_0", "Q4_1", "Q8_0"}}
+def of_several_types(name: str) -> Kind:
+    """Of files whose queries, keys and values, or gates and ups, have different block types."""
+    return {"attn_v": Kind.Q5_1, "ffn_up": Kind.Q5_0}.get(name.split(".")[-2], mixed(name))
+
+
+KEPT = {
+    Kind.Q8_0: {"Q8_0"},
+    Kind.Q4_0: {"Q4_0"},
+    Kind.Q4_1: {"Q4_1"},
+    Kind.Q5_0: {"Q5_0"},
+    Kind.Q5_1: {"Q5_1"},
+    mixed: {"Q4_0", "Q4_1", "Q5_0", "Q8_0"},
+    of_several_types: {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"},
+}
 
 
 @pytest.mark.parametrize("kind", KEPT)

@@ -13,7 +13,7 @@ import torch
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 from plait_kernels.linear import GgufWeight
-from plait_kernels.linear.gguf import BLOCK_BYTES
+from plait_kernels.linear.gguf import KINDS
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
@@ -41,7 +41,7 @@ class _Stored:
     @property
     def has_gemm(self) -> bool:
         """Whether it is a matrix whose block type has a GEMM; experts have none."""
-        return self.expert is None and self.tensor.kind.name in BLOCK_BYTES and len(self.shape) == 2
+        return self.expert is None and self.tensor.kind.name in KINDS and len(self.shape) == 2
 
 
 class GgufFile:

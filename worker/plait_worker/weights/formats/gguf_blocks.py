@@ -24,28 +24,35 @@ class GgufBlocks:
         """From the header."""
         return source.gguf_bytes(name)
 
-    def read(self, weights: Weights, shard: MatrixShard) -> GgufWeight | None:
+    def read(self, weights: Weights, shard: MatrixShard) -> tuple[GgufWeight, ...] | None:
         """Padding has no blocks, and inputs are cut between blocks only."""
         if shard.is_padded:
             return None
         weight = weights.gguf_weight(shard.name, shard.shape)
         if weight is not None and shard.rows is not None:
             weight = weight.rows(shard.rows.own)
-        return weight.columns(shard.columns.own) if weight is not None and shard.columns is not None else weight
+        if weight is not None and shard.columns is not None:
+            weight = weight.columns(shard.columns.own)
+        return None if weight is None else (weight,)
 
-    def join(self, weights: Weights, shards: Sequence[MatrixShard], stored: Sequence[GgufWeight]) -> GgufWeight | None:
-        """None if their block types differ."""
-        joined = join(list(stored))
+    def join(
+        self, weights: Weights, shards: Sequence[MatrixShard], stored: Sequence[tuple[GgufWeight, ...]]
+    ) -> tuple[GgufWeight, ...] | None:
+        """Block types may differ: None if one ends within a panel."""
+        joined = join([part for parts in stored for part in parts])
         if joined is not None:
-            for shard, weight in zip(shards, stored, strict=True):
-                weights.keep(shard.name, weight)
+            for shard, parts in zip(shards, stored, strict=True):
+                for part in parts:
+                    weights.keep(shard.name, part)
         return joined
 
-    def matrix(self, stored: GgufWeight, bias_O: Tensor | None, dtype: torch.dtype, activation_bits: int) -> Matrix:
+    def matrix(
+        self, stored: tuple[GgufWeight, ...], bias_O: Tensor | None, dtype: torch.dtype, activation_bits: int
+    ) -> Matrix:
         """Inputs of ``dtype`` are rounded to ``activation_bits``."""
         return GgufMatrix(stored, bias_O, dtype, activation_bits)
 
-    def experts(self, _stored: Iterator[tuple[GgufWeight, GgufWeight]]) -> Experts:
+    def experts(self, _stored: Iterator[tuple[tuple[GgufWeight, ...], tuple[GgufWeight, ...]]]) -> Experts:
         """There is no kernel; ``stacks_experts`` says so."""
         raise AssertionError("experts in GGUF blocks have no kernel")
 
