@@ -168,11 +168,8 @@ def test_its_root_cannot_be_written(root: Path, environment: list[str], check_mo
     assert said.splitlines() == [str(USER), *["Read-only file system"] * 3], errors
 
 
-def test_it_serves_and_drains(
-    image: str, root: Path, environment: list[str], check_models: Path, record: Record
-) -> None:
-    if image == ROUTER:
-        pytest.skip("it has no torch")
+@pytest.mark.parametrize("image", [SERVER], indirect=True)
+def test_it_serves_and_drains(root: Path, environment: list[str], check_models: Path, record: Record) -> None:
     begun = time.monotonic()
     words = ["plait", "serve", "/mnt/recall-gqa", "--port=0", "--device=cpu", "--threads=1", "--num-pages=64"]
     with started(root, check_models, environment, *words) as container:
@@ -189,11 +186,8 @@ def test_it_serves_and_drains(
         assert container.wait(READY_SECONDS) == 0
 
 
-def test_the_image_without_torch_sizes_a_model(
-    image: str, root: Path, environment: list[str], check_models: Path
-) -> None:
-    if image == SERVER:
-        pytest.skip("it serves")
+@pytest.mark.parametrize("image", [ROUTER], indirect=True)
+def test_the_image_without_torch_sizes_a_model(root: Path, environment: list[str], check_models: Path) -> None:
     assert not list(root.glob("opt/plait/lib/python3*/site-packages/torch*"))
     with started(root, check_models, environment, "plait", "plan", "/mnt/recall-gqa") as container:
         said, errors = container.communicate(timeout=READY_SECONDS)

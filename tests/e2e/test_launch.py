@@ -357,7 +357,7 @@ def test_a_frozen_rank_of_another_nodes_engine_is_lost_without_a_step(
     nodes = begin(network, tmp_path, check_models, keys, layout=SPANNING)
     everything = processes_of(nodes)
     workers_of(nodes[1])[0].suspend()
-    assert wait_for_all(nodes, 5 + END_SECONDS) == [5, 5]
+    assert wait_for_all(nodes, END_SECONDS) == [5, 5]
     assert_all_gone(everything)
     assert all("rank 1 was lost: no heartbeat for 6 s" in one.last_line for one in nodes)
 
@@ -372,11 +372,13 @@ def test_a_rank_without_memory_ends_both_nodes(
     exhaust_memory(workers_of(nodes[1])[0])
     node = 1 if layout is LAYOUT else 0
     network.try_recall(node, door(nodes[0], node), "recall-mla")
-    # Whatever asks first gets no memory; a library may abort before the rank can say why.
-    assert wait_for_all(nodes, END_SECONDS) in ([3, 3], [5, 5])
+    codes = wait_for_all(nodes, END_SECONDS)
     assert_all_gone(everything)
     for one in nodes:
-        assert re.search(r"\): node 1 \(\S+\): .*(out of memory|killed by SIGABRT)", one.last_line), one.last_line
+        assert re.search(r"\): node 1 \(\S+\): .*(out of memory|killed by SIG)", one.last_line), one.last_line
+    # Whatever asks first gets no memory. Only a stack that cannot grow ends a process without a word.
+    is_silent = "killed by SIGSEGV" in nodes[0].last_line
+    assert codes == ([5, 5] if is_silent else [3, 3]), nodes[0].last_line
 
 
 @pytest.mark.slow

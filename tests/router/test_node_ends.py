@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from plait.errors import SettingsError, StartError
-from plait.nodes.causes import Causes
+from plait.nodes.causes import Causes, gave_up
 from plait.nodes.layout import plan_layout
 from plait.nodes.log_lines import LogLines, LogWriter, Source, read_line
 from plait.nodes.messages import Cause
@@ -33,6 +33,13 @@ MEMORY = Cause(code=3, reason="out of memory")
 )
 def test_the_root_cause_is_a_nodes_own_wherever_it_was_heard_of_first(causes: dict[int, Cause], node: int) -> None:
     assert root(causes, dp=4) == (node, causes[node])
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"), [("engine 1 gave up: rank 0: out of memory", True), (GONE.reason, False)]
+)
+def test_an_engine_that_gave_up_has_a_cause_of_its_own_to_come(reason: str, expected: bool) -> None:
+    assert gave_up(Cause(code=5, reason=reason)) is expected
 
 
 LINK = Cause(code=5, reason="rank 2 was lost: its link was closed: its process ended, or its host cannot be reached")

@@ -57,7 +57,7 @@ FAULTS: dict[str, tuple[Fault, list[list[int]]]] = {
     "the engines' or ranks' link is half open": (lambda network, _: network.drop_port(1, ENGINES_PORT), [[5, 5]]),
     "the head's terminal is lost": (lambda _, nodes: nodes[0].process.send_signal(signal.SIGHUP), [[0, 0]]),
 }
-"""What is done, and the exit codes of the nodes. A rank without memory says so, or aborts before it can."""
+"""What is done, and the exit codes of the nodes. A rank without memory says so, or ends by a signal before it can."""
 
 
 def starve(network: NodeNetwork, nodes: list[Server]) -> None:

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from plait.launch.rank_end import LastLines, exit_code_of, reason_of
 from plait.output import forward_to_stderr
 
 TERM_SECONDS = 5.0
 """From SIGTERM to SIGKILL."""
 FAILED_SECONDS = 1.5
 """From the engine's failure to SIGKILL: a rank that hears of it ends by itself within a second."""
-_MAX_LINE_BYTES = 4096
 
 OnExit = Callable[["Worker"], None]
 
@@ -35,21 +35,21 @@ class Worker:
             start_new_session=True,
         )
         self._pidfd = os.pidfd_open(self._process.pid)
-        self._last_line = b""
+        self._lines = LastLines()
         self._exited = asyncio.Event()
 
     @property
     def exit_code(self) -> int | None:
-        """As in `subprocess`: negative for a signal, None while it runs."""
-        return self._process.returncode
+        """Negative for a signal, None while it runs."""
+        code = self._process.returncode
+        return None if code is None else exit_code_of(code, self._lines)
 
     @property
     def reason(self) -> str:
         """How it ended, with its last line unless a signal killed it."""
-        if self._process.returncode < 0:
-            return f"worker {self.rank} {_describe_exit(self._process.returncode)}"
-        last = self._last_line.decode(errors="replace").strip()
-        return f"worker {self.rank} {_describe_exit(self._process.returncode)}" + (f": {last}" if last else "")
+        code, last = self._process.returncode, self._lines.last
+        said = f"worker {self.rank} {reason_of(code, self._lines)}"
+        return said if code < 0 or not last or said.endswith(last) else f"{said}: {last}"
 
     def watch(self, loop: asyncio.AbstractEventLoop, on_exit: OnExit) -> None:
         """Forward its lines to standard error, and call `on_exit` once when it has exited."""
@@ -103,8 +103,8 @@ class Worker:
         except BlockingIOError:
             return True
         forward_to_stderr(text)
-        lines = [line for line in text.split(b"\n") if line.strip()]
-        self._last_line = lines[-1][:_MAX_LINE_BYTES] if lines else self._last_line
+        for line in text.decode(errors="replace").split("\n"):
+            self._lines.add(line)
         return bool(text)
 
     def _reap(self, loop: asyncio.AbstractEventLoop, on_exit: OnExit) -> None:
@@ -115,9 +115,3 @@ class Worker:
         os.close(self._pidfd)
         self._exited.set()
         on_exit(self)
-
-
-def _describe_exit(returncode: int) -> str:
-    if returncode < 0:
-        return f"was killed by {signal.Signals(-returncode).name}"
-    return f"ended with exit code {returncode}"

@@ -11,8 +11,14 @@ from plait.nodes.layout import Layout
 from plait.nodes.messages import Cause
 
 _ENGINES = re.compile(r"\bengine (\d+)\b")
+_GAVE_UP = re.compile(r"\bengine \d+ gave up\b")
 _RANK = re.compile(r"^rank (\d+)\b")
 _OWN = (ExitCode.SETTINGS, ExitCode.HARDWARE, ExitCode.MODEL_FILES)
+
+
+def gave_up(cause: Cause) -> bool:
+    """Whether it is what an engine told before it ended: that engine's own cause, with its exit code, is to come."""
+    return _GAVE_UP.search(cause.reason) is not None
 
 
 class Causes:

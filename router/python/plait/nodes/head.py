@@ -14,7 +14,7 @@ from plait.launch.remote_ranks import rank_endpoints
 from plait.nodes import messages
 from plait.nodes.all_reduce_check import SECONDS as ALL_REDUCE_SECONDS
 from plait.nodes.all_reduce_check import AllReduceCheck, CheckStore
-from plait.nodes.causes import Causes
+from plait.nodes.causes import Causes, gave_up
 from plait.nodes.channel import Listener
 from plait.nodes.checks import (
     Finding,
@@ -349,7 +349,7 @@ class Head:
         is_silence = all(node in self._peers and self._peers[node].cause is None for node in self._causes)
         deadline = time.monotonic() + (0.0 if is_silence else SETTLE_SECONDS)
         while time.monotonic() < deadline or (
-            self._is_blamed_node_silent() and time.monotonic() < deadline + LOST_SECONDS
+            self._awaits_blamed_node() and time.monotonic() < deadline + LOST_SECONDS
         ):
             self._find_failures()
             await asyncio.sleep(POLL_SECONDS)
@@ -360,13 +360,14 @@ class Head:
         host = self._peers[node].facts.host if node in self._peers else self._facts.host if self._facts else "the head"
         return Cause(code=cause.code, reason=f"node {node} ({host}): {cause.reason}")
 
-    def _is_blamed_node_silent(self) -> bool:
-        """Whether the only cause so far names another node that has stopped talking: it may be cut off."""
+    def _awaits_blamed_node(self) -> bool:
+        """Whether the only cause so far names another node that ends too, or has stopped talking: it may be cut off."""
         node, cause = self._causes.root()
         blamed = self._causes.blamed_node(cause, node)
-        if blamed is None or blamed not in self._peers or blamed in self._causes:
+        if blamed is None or blamed in self._causes:
             return False
-        return time.monotonic() - self._peers[blamed].heard > SETTLE_SECONDS
+        peer = self._peers.get(blamed)
+        return gave_up(cause) or (peer is not None and time.monotonic() - peer.heard > SETTLE_SECONDS)
 
     def _find_failures(self) -> bool:
         """Note new failures; whether there are any."""

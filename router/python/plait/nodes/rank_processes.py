@@ -14,6 +14,7 @@ import msgspec
 from plait_proto import ExitCode
 
 from plait.errors import StartError
+from plait.launch.rank_end import LastLines, exit_code_of, reason_of
 from plait.launch.rank_interface import set_rank_interface
 from plait.launch.run_dir import run_directory
 from plait.model_files import find_model
@@ -23,7 +24,7 @@ from plait.nodes.messages import Cause, StartRanks
 from plait.nodes.plan import LaunchPlan
 
 KILL_SECONDS = 0.5
-"""From SIGTERM, which ends a rank at once, to SIGKILL, for one that is stopped."""
+"""From SIGTERM, which ends a rank at once, to SIGKILL."""
 REPORTS_SECONDS = 0.5
 """From the first rank's end to the node's cause: a rank that only reports the loss of another may end first."""
 _LAST_LINE = re.compile(r".* ERROR rank \d+: (.*) \(exit code (\d+)\)")
@@ -36,18 +37,21 @@ class RankProcess:
         self._rank = rank
         self._on_line = on_line
         self.process = ChildProcess(words, self._take, environment)
+        self._lines = LastLines()
         self._reason = ""
 
     async def run(self) -> Cause:
         """Why it ended."""
         code = await self.process.run()
-        if code < 0:
-            reason = f"rank {self._rank} was killed by {signal.Signals(-code).name}"
-            return Cause(code=int(ExitCode.RANK_LOST), reason=reason)
-        reason = self._reason or f"it ended with exit code {code}"
-        return Cause(code=code, reason=f"rank {self._rank}: {reason}", is_report=code == ExitCode.RANK_LOST)
+        if code in (0, *ExitCode) and self._reason:
+            is_report = code == ExitCode.RANK_LOST
+            return Cause(code=code, reason=f"rank {self._rank}: {self._reason}", is_report=is_report)
+        reason = f"rank {self._rank} {reason_of(code, self._lines)}"
+        ours = exit_code_of(code, self._lines)
+        return Cause(code=ours if ours >= 0 else int(ExitCode.RANK_LOST), reason=reason)
 
     def _take(self, line: str) -> None:
+        self._lines.add(line)
         if found := _LAST_LINE.match(line):
             self._reason = found.group(1)
         self._on_line(line)
@@ -81,6 +85,7 @@ class RankProcesses:
         for number in (signal.SIGTERM, signal.SIGKILL):
             for one in self._ranks:
                 one.process.send_signal(number)
+                one.process.send_signal(signal.SIGCONT)  # a stopped one takes no other signal
             done, _ = await asyncio.wait([self._task], timeout=KILL_SECONDS)
             if done:
                 return
