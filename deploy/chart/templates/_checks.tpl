@@ -31,6 +31,16 @@
 {{- if and (include "plait.isGroup" .) (not $v.nodeKeys.secret) -}}
 {{- fail (printf "parallel.nodes is %d, and nodes need keys of each other; run `plait keys new DIR --nodes %d`, then `kubectl create secret generic plait-node-keys --from-file=DIR`, and set nodeKeys.secret: plait-node-keys" (int $v.parallel.nodes) (int $v.parallel.nodes)) -}}
 {{- end -}}
+{{- if and $v.parallel.dpAttention (eq (int $v.parallel.dp) 1) -}}
+{{- fail "parallel.dpAttention divides the experts among replicas, and parallel.dp is 1; set parallel.dp to 2 or more" -}}
+{{- end -}}
+{{- $ports := list (int $v.nodeKeys.port) (add1 $v.nodeKeys.port | int) -}}
+{{- if and (include "plait.isGroup" .) (has (int $v.service.port) $ports) -}}
+{{- fail (printf "service.port is %d, and the launchers and engines of a group use nodeKeys.port, %d, and the port after it; set another" (int $v.service.port) (int $v.nodeKeys.port)) -}}
+{{- end -}}
+{{- if ge (include "plait.bytes" $v.shm | float64) (include "plait.bytes" $v.resources.memory | float64) -}}
+{{- fail (printf "shm is %s, and resources.memory, which it counts within, is %s; set a smaller shm or more memory" $v.shm $v.resources.memory) -}}
+{{- end -}}
 {{- if and (ne $v.autoscaling.kind "none") (gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas)) -}}
 {{- fail (printf "autoscaling.minReplicas is %d, over autoscaling.maxReplicas, %d; swap them" (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas)) -}}
 {{- end -}}

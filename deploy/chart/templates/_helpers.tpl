@@ -48,6 +48,12 @@ leaderworkerset.sigs.k8s.io/worker-index: "0"
 {{- end }}
 {{- end -}}
 
+{{/* Of a quantity: 8Gi, 500M, 1024. */}}
+{{- define "plait.bytes" -}}
+{{- $units := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
+{{- mulf (regexFind "^[0-9.]+" . | float64) (get $units (regexFind "[A-Za-z]+$" .)) -}}
+{{- end -}}
+
 {{/* MODEL of the command line. */}}
 {{- define "plait.model" -}}
 {{- if .Values.model.hub -}}

@@ -172,7 +172,7 @@ volumeMounts:
 - --dp-attention
 {{- end }}
 {{- with .Values.model.servedName }}
-- --served-model-name={{ . }}
+- {{ printf "--served-model-name=%s" . | quote }}
 {{- end }}
 {{- if .Values.monitoring.withoutKey }}
 - --metrics-without-key
