@@ -12,6 +12,7 @@ from plait.errors import DONE, StartError
 from plait.nodes.checks import CHECKS, Finding, find_faults, first_cause
 from plait.nodes.facts import collect_facts, find_gpus
 from plait.nodes.layout import plan_layout
+from plait.nodes.link_rates import links_line
 from plait.nodes.messages import Facts
 from plait.nodes.settings import LaunchSettings
 from plait.output import say
@@ -60,6 +61,8 @@ def doctor(model: str | None, needs: DoctorNeeds, environment: Mapping[str, str]
     found = find_faults([facts], layout, {}, {})
     for line in doctor_lines(facts, found):
         say(line)
+    if len(gpus) > 1:
+        say(links_line(len(gpus)))
     if cause := first_cause([facts], found):
         raise StartError(cause.reason, ExitCode(cause.code))
     say("This machine is fit to serve")
