@@ -1,7 +1,7 @@
 //! Rule 4: the head of the queue is admitted into a slot with pages and its cached prefix.
 
 use crate::ids::{Micros, SlotId};
-use crate::kv_cache::{PerKind, PrefixHits};
+use crate::kv_cache::{KvCache, PerKind, PrefixHits};
 use crate::outlook::JobSize;
 use crate::plan_builder::{MIN_CHUNK, PlanBuilder};
 use crate::prefix_sharing::{Chunk, waits_for_row};
@@ -39,6 +39,17 @@ struct Passed {
     num_pages: PerKind<u32>,
 }
 
+impl Passed {
+    fn new(cache: &KvCache) -> Self {
+        Self {
+            ranked: None,
+            last: None,
+            num: 0,
+            num_pages: cache.no_pages(),
+        }
+    }
+}
+
 /// Requests that may be passed in one plan.
 const MAX_PASSED: usize = 64;
 
@@ -48,12 +59,7 @@ const NUM_LOOKED_AT: usize = 4;
 impl Scheduler {
     /// Rule 4: admits waiting requests, strictly in order but for those that wait for rows of this plan.
     pub(crate) fn admit(&mut self, now: Micros, builder: &mut PlanBuilder) {
-        let mut passed = Passed {
-            ranked: None,
-            last: None,
-            num: 0,
-            num_pages: self.cache.no_pages(),
-        };
+        let mut passed = Passed::new(&self.cache);
         loop {
             match self.next_in_queue(&mut passed, builder) {
                 NextInQueue::Admit(head) => self.admit_head(&head, now, builder),
@@ -63,7 +69,7 @@ impl Scheduler {
         }
     }
 
-    fn admit_head(&mut self, head: &QueueHead, now: Micros, builder: &mut PlanBuilder) {
+    pub(crate) fn admit_head(&mut self, head: &QueueHead, now: Micros, builder: &mut PlanBuilder) {
         let Some(mut queued) = self.queue.remove(head.key) else {
             return;
         };
@@ -147,6 +153,17 @@ impl Scheduler {
             return self.can_grow(key, &head.size, builder).then_some(head);
         }
         self.fitting_behind(key, passed, builder)
+    }
+
+    /// What a queued request would get now, with nobody before it; None if it cannot be admitted.
+    pub(crate) fn fitting_now(
+        &mut self,
+        key: QueueKey,
+        builder: &mut PlanBuilder,
+    ) -> Option<QueueHead> {
+        let head = self.fitting(key, builder)?;
+        let nobody = Passed::new(&self.cache);
+        self.has_pages(&head, &nobody).then_some(head)
     }
 
     /// What a queued request would get now, pages apart; None if no chunk of it fits the plan.

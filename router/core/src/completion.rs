@@ -68,6 +68,7 @@ impl Scheduler {
         let Some(running) = self.running.get_mut(slot) else {
             return;
         };
+        self.in_flight.trials.end(&mut running.job);
         if sample.accepted.is_empty() {
             running.leave_out(sample.num_sampled);
             return self.await_mask(slot);
@@ -159,6 +160,7 @@ impl Scheduler {
     /// A request has ended.
     pub(crate) fn forget(&mut self, job: &Job) {
         self.locations.remove(&job.id());
+        self.in_flight.trials.forget(job.order);
         if let Some(fair_share) = &mut self.queue.fair_share {
             fair_share.leave(job.tenant());
         }

@@ -6,6 +6,7 @@ use crate::event::{StepResult, UnexpectedResult};
 use crate::ids::{SlotId, StepId};
 use crate::kv_cache::PerKind;
 use crate::page_pool::ParkedPages;
+use crate::replay::Trials;
 
 /// The slot and pages of a request that has ended while steps in flight still use them.
 #[derive(Clone, Debug)]
@@ -57,6 +58,8 @@ pub(crate) struct InFlight {
     steps: VecDeque<InFlightStep>,
     /// Slots of the last plan's prefill rows, and where the rows end: their pages are still to be published.
     pub(crate) unpublished: Vec<(SlotId, u32)>,
+    /// Requests with one step in flight at a time, of their own.
+    pub(crate) trials: Trials,
 }
 
 impl InFlight {

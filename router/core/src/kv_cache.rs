@@ -463,6 +463,11 @@ impl KvCache {
         }
     }
 
+    /// The device has lost all pages. No lease is left.
+    pub(crate) fn forget_all(&mut self) {
+        self.pools.iter_mut().for_each(PagePool::forget_all);
+    }
+
     pub(crate) fn counts(&self, kind: usize) -> PageCounts {
         self.pools[kind].counts()
     }

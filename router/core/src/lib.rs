@@ -35,6 +35,7 @@ mod prefix_sharing;
 mod prompt_share;
 mod queue;
 mod queue_limits;
+mod replay;
 mod replica_router;
 mod request;
 mod round_robin;

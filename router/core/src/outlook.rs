@@ -98,6 +98,11 @@ impl Outlook {
         self.reserve *= RESERVE_DECAY;
     }
 
+    /// Nothing runs any more.
+    pub(crate) fn forget_running(&mut self) {
+        (self.last_admitted, self.blocked) = (None, None);
+    }
+
     fn is_blocked(&self, request: RequestId, step: StepId) -> bool {
         self.blocked
             .is_some_and(|(blocked, until)| blocked == request && step.0 < until)

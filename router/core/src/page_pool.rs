@@ -134,6 +134,21 @@ impl PagePool {
         self.events.get_or_insert_default();
     }
 
+    /// The device has lost all pages. No lease is left.
+    pub(crate) fn forget_all(&mut self) {
+        let (kind, num_pages) = (self.kind, u32::try_from(self.pages.len()));
+        let mut events = self.events.take();
+        if let Some(events) = &mut events {
+            let hashes = self.pages.iter().filter_map(|page| page.hash);
+            events.extend(hashes.map(|hash| KvEvent::Removed { kind, hash }));
+        }
+        *self = Self {
+            events,
+            num_evicted: self.num_evicted,
+            ..Self::new(kind, num_pages.expect("pages have numbers of a u32"))
+        };
+    }
+
     /// Moves the events since the last call to `into`, in order.
     pub(crate) fn take_events(&mut self, into: &mut Vec<KvEvent>) {
         into.extend(self.events.iter_mut().flat_map(|events| events.drain(..)));

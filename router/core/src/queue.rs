@@ -156,6 +156,13 @@ impl Queue {
         all.take(num)
     }
 
+    /// Changes every request.
+    pub(crate) fn for_each(&mut self, change: fn(&mut Job)) {
+        let lanes = self.lanes.values_mut();
+        let all = lanes.flat_map(|lane| lane.requests.values_mut());
+        all.for_each(|queued| change(queued.job_mut()));
+    }
+
     /// The request behind another one: the next of its lane, else the first of the next lane.
     pub(crate) fn after(&self, key: QueueKey) -> Option<QueueKey> {
         use std::ops::Bound::{Excluded, Unbounded};

@@ -57,6 +57,12 @@ impl RunningSet {
         self.by_order.values().map(|slot| self.at(*slot))
     }
 
+    /// All requests, in order.
+    pub(crate) fn into_ordered(mut self) -> impl Iterator<Item = Running> {
+        let slots = self.by_order.into_values();
+        slots.filter_map(move |slot| self.by_slot[slot.0 as usize].take())
+    }
+
     /// The request in a slot; None if it ended while its rows were in flight.
     pub(crate) fn get(&self, slot: SlotId) -> Option<&Running> {
         self.by_slot[slot.0 as usize].as_ref()

@@ -88,18 +88,14 @@ impl Scheduler {
         self.expire(now);
         let mut builder = PlanBuilder::new(StepId(self.last_step.0 + 1), &self.limits);
         builder.num_prompt_tokens_left = self.prompt_share.of(self.limits.max_batch_tokens);
-        self.make_way(&mut builder);
-        if self.settings.scheduler.mixed {
-            self.schedule_starved_prefill(&mut builder);
-            self.schedule_decodes(&mut builder);
-            self.schedule_prefills(&mut builder);
-            self.admit(now, &mut builder);
-        } else {
-            self.schedule_prefills(&mut builder);
-            self.admit(now, &mut builder);
-            if builder.is_empty() {
-                self.schedule_decodes(&mut builder);
+        if self.has_trial() {
+            if self.num_in_flight() > 0 {
+                return None;
             }
+            self.schedule_trial(now, &mut builder);
+        }
+        if !self.has_trial() {
+            self.schedule_all(now, &mut builder);
         }
         if builder.is_empty() {
             return None;
@@ -107,6 +103,22 @@ impl Scheduler {
         let num_tokens = self.limits.max_batch_tokens - builder.num_tokens_left;
         self.outlook.served.observe_plan(num_tokens, now);
         Some(self.launch(builder))
+    }
+
+    fn schedule_all(&mut self, now: Micros, builder: &mut PlanBuilder) {
+        self.make_way(builder);
+        if self.settings.scheduler.mixed {
+            self.schedule_starved_prefill(builder);
+            self.schedule_decodes(builder);
+            self.schedule_prefills(builder);
+            self.admit(now, builder);
+        } else {
+            self.schedule_prefills(builder);
+            self.admit(now, builder);
+            if builder.is_empty() {
+                self.schedule_decodes(builder);
+            }
+        }
     }
 
     /// Takes an event, and appends what follows to `outputs`, in order.

@@ -51,6 +51,10 @@ impl Order {
             request,
         }
     }
+
+    pub(crate) fn request(&self) -> RequestId {
+        self.request
+    }
 }
 
 /// Who may find the pages that a request fills.
@@ -86,6 +90,8 @@ pub(crate) struct Job {
     output: Vec<TokenId>,
     /// The worker was asked for the log-probabilities of prompt positions below this one.
     num_prompt_reported: u32,
+    /// Of those, positions below this one have come.
+    num_prompt_received: u32,
     /// Hashes of its full pages of each kind, as far as they were needed. Known tokens never change.
     page_hashes: PerKind<Vec<PageHash>>,
     /// Leading tokens that were found in the cache while it waited for the next ones.
@@ -94,6 +100,8 @@ pub(crate) struct Job {
     pub(crate) num_overtaken: u32,
     /// The mask has come that a row lacked.
     pub(crate) has_late_mask: bool,
+    /// Losses of all ranks while it had a row in flight, since it last sampled.
+    pub(crate) num_losses: u32,
 }
 
 impl Job {
@@ -111,10 +119,12 @@ impl Job {
             max_output_tokens,
             output: Vec::new(),
             num_prompt_reported: 0,
+            num_prompt_received: 0,
             page_hashes: PerKind::new(),
             num_found: 0,
             num_overtaken: 0,
             has_late_mask: false,
+            num_losses: 0,
         }
     }
 
@@ -318,6 +328,18 @@ impl Job {
         first..past.max(first)
     }
 
+    /// The result of a chunk that ends at `end` has come, with the prompt positions that it predicts.
+    fn receive_prompt_positions(&mut self, end: u32) {
+        self.num_prompt_received = self
+            .num_prompt_reported
+            .min((end + 1).max(self.num_prompt_received));
+    }
+
+    /// The prefix cache is empty.
+    pub(crate) fn forget_cached(&mut self) {
+        self.num_found = 0;
+    }
+
     /// Whether the chunk's last position predicts a prompt token that the chunk does not hold.
     pub(crate) fn wants_lookahead(&self, chunk_end: u32) -> bool {
         self.request.prompt_logprobs && chunk_end < self.prompt_len()
@@ -503,6 +525,7 @@ impl Running {
     pub(crate) fn complete_chunk(&mut self, end: u32) -> bool {
         self.num_rows_in_flight -= 1;
         self.num_computed = end;
+        self.job.receive_prompt_positions(end);
         self.job.max_output_tokens == 0 && end == self.job.num_known()
     }
 
@@ -511,6 +534,7 @@ impl Running {
         self.num_rows_in_flight -= 1;
         self.num_tokens_in_flight -= num_sampled;
         self.num_planned -= num_sampled;
+        self.job.receive_prompt_positions(self.job.num_known());
         self.num_computed = self.job.num_known() - 1;
     }
 
@@ -537,6 +561,7 @@ impl Running {
         self.num_planned -= num_sampled - len_u32(accepted);
         self.has_sampled = true;
         self.job.has_late_mask = false;
+        self.job.receive_prompt_positions(self.job.num_known());
         let first = self.job.num_output();
         let mut tokens = SmallVec::new();
         let end = accepted.iter().find_map(|token| {
@@ -554,6 +579,15 @@ impl Running {
             },
             end,
         )
+    }
+
+    /// Back to the queue after its ranks were lost, with the lease and the slot.
+    pub(crate) fn lose(self) -> Queued {
+        let mut job = self.job;
+        job.forget_cached();
+        job.num_prompt_reported = job.num_prompt_received;
+        job.has_late_mask = false;
+        Queued::Preempted { job }
     }
 
     /// Back to the queue. The caller releases lease and slot.

@@ -23,6 +23,8 @@ pub struct Stats {
 pub struct Counts {
     /// Preempted requests.
     pub num_preemptions: u64,
+    /// Requests that went on after the loss of all ranks.
+    pub num_replays: u64,
     /// Decode rows that were put off, by cause.
     pub carryover: Carryover,
     /// Tokens of admitted requests that were cached, including returns from preemption.

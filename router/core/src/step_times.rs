@@ -84,6 +84,11 @@ impl StepTimes {
         self.in_flight.retain(|launched| launched.step > step);
     }
 
+    /// The steps in flight never end.
+    pub(crate) fn forget_in_flight(&mut self) {
+        self.in_flight.clear();
+    }
+
     /// Expected time of a step in flight; None if no step of its kind was measured.
     pub(crate) fn expected(&self, step: StepId) -> Option<Micros> {
         let work = &self.find(step)?.work;

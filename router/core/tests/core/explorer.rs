@@ -1,4 +1,4 @@
-//! Every schedule of three requests on four pages: all orders of arrivals, plans, results and aborts.
+//! Every schedule of three requests on four pages: all orders of arrivals, plans, results, aborts and losses.
 //!
 //! States that differ in numbers only (steps, times, which page is which) are visited once. A state
 //! that comes back on its own path would be a livelock; one in which nothing can happen, a deadlock.
@@ -19,6 +19,7 @@ enum Action {
     MaskReady(RequestId),
     Complete,
     Abort(RequestId),
+    Lose,
 }
 
 /// The constants of one exploration.
@@ -36,6 +37,8 @@ struct Case {
     num_choices: u32,
     /// Plans whose masks may be late. All requests but the first need masks if there are some.
     num_late: usize,
+    /// Times at which all ranks are lost.
+    num_losses: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -64,7 +67,12 @@ impl Explorer {
     }
 
     fn visit(&mut self, harness: &Harness) {
-        let counts = (self.num_aborted(), self.num_late(), &harness.masks);
+        let counts = (
+            self.num_aborted(),
+            self.num_late(),
+            self.num_lost(),
+            &harness.masks,
+        );
         let state = fingerprint(harness) + &format!("{counts:?}");
         match self.states.get(&state) {
             Some(Visit::Done) => return,
@@ -109,6 +117,9 @@ impl Explorer {
         if harness.clients.len() < self.case.requests.len() {
             actions.push(Action::Submit);
         }
+        if self.num_lost() < self.case.num_losses && !harness.clients.is_empty() {
+            actions.push(Action::Lose);
+        }
         if self.num_aborted() < self.case.num_aborts {
             let alive = harness
                 .clients
@@ -121,6 +132,10 @@ impl Explorer {
 
     fn num_aborted(&self) -> usize {
         self.count(|action| matches!(action, Action::Abort(_)))
+    }
+
+    fn num_lost(&self) -> usize {
+        self.count(|action| matches!(action, Action::Lose))
     }
 
     fn num_late(&self) -> usize {
@@ -147,6 +162,7 @@ fn act(harness: &mut Harness, action: Action, case: &Case) -> bool {
         Action::MaskReady(request) => harness.mask_ready(request),
         Action::Complete => drop(harness.complete()),
         Action::Abort(request) => drop(harness.abort(request)),
+        Action::Lose => drop(harness.lose()),
         Action::Submit => {
             let (num_prompt, max_tokens) = case.requests[harness.clients.len()];
             let is_first = harness.clients.is_empty();
@@ -287,6 +303,7 @@ fn explore(
                         priority,
                         num_choices: 1,
                         num_late: 0,
+                        num_losses: 0,
                     });
                 }
             }
@@ -313,6 +330,7 @@ fn explore_choices(
                     priority: 0,
                     num_choices: if first == last { 3 } else { 2 },
                     num_late: 0,
+                    num_losses: 0,
                 });
             }
         }
@@ -409,6 +427,27 @@ fn no_schedule_with_drafts_gets_stuck() {
     assert!(num_states > 3_000, "only {num_states} states");
 }
 
+/// All ranks are lost at any moment.
+#[test]
+fn no_loss_at_any_time_gets_anybody_stuck() {
+    let mut num_states = 0;
+    for (settings, depth) in keeping_prefixes() {
+        for requests in [[(3, 4), (5, 3), (1, 6)], [(6, 2), (4, 0), (3, 4)]] {
+            num_states += Explorer::explore(Case {
+                settings: settings.clone(),
+                requests,
+                depth,
+                num_aborts: 0,
+                priority: 0,
+                num_choices: 1,
+                num_late: 0,
+                num_losses: 1,
+            });
+        }
+    }
+    assert!(num_states > 20_000, "only {num_states} states");
+}
+
 /// Masks of two requests that come before or after any result, and not at all for one that is aborted.
 #[test]
 fn no_late_mask_gets_anybody_stuck() {
@@ -424,6 +463,7 @@ fn no_late_mask_gets_anybody_stuck() {
                 priority: 0,
                 num_choices: 1,
                 num_late: 2,
+                num_losses: 0,
             });
         }
     }

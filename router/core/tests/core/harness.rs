@@ -1,76 +1,16 @@
 //! Scheduler, device and clients together; every call is checked against the invariants.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::num::NonZeroU32;
 
 use plait_core::{
-    Event, FinishReason, Micros, Output, Plan, Policy, PrefillRow, Refusal, Request, RequestId,
-    Scheduler, Settings, SlotId, StepId, StepResult, TenantId, TokenId,
+    Event, FinishReason, Micros, Output, Plan, Policy, PrefillRow, Refusal, RequestId, Scheduler,
+    Settings, SlotId, StepId, StepResult, TokenId,
 };
 
 use crate::fake_device::{Computed, FakeDevice, Page, appended};
 use crate::masks::Masks;
 use crate::oracle;
-
-/// What a client asks for.
-#[derive(Clone, Debug)]
-pub struct Spec {
-    pub prompt: Vec<TokenId>,
-    pub max_tokens: u32,
-    pub stop_ids: Vec<TokenId>,
-    pub priority: i32,
-    pub num_choices: u32,
-    pub prompt_logprobs: bool,
-    pub salt: u64,
-    pub is_masked: bool,
-    pub num_slot_words: u32,
-    pub tenant: u64,
-    pub weight: u32,
-}
-
-impl Spec {
-    pub fn new(num_prompt: u32, max_tokens: u32) -> Self {
-        let prompt = (0..num_prompt).map(|i| i % 7).collect();
-        Self {
-            prompt,
-            max_tokens,
-            stop_ids: Vec::new(),
-            priority: 0,
-            num_choices: 1,
-            prompt_logprobs: false,
-            salt: 0,
-            is_masked: false,
-            num_slot_words: 0,
-            tenant: 0,
-            weight: 1,
-        }
-    }
-
-    /// What each of its choices asks for.
-    fn choices(self) -> impl Iterator<Item = Self> {
-        (0..self.num_choices).map(move |index| Self {
-            num_choices: 1,
-            prompt_logprobs: self.prompt_logprobs && index == 0,
-            ..self.clone()
-        })
-    }
-
-    pub fn request(&self) -> Request {
-        Request {
-            prompt: self.prompt.clone().into(),
-            max_tokens: self.max_tokens,
-            stop_ids: self.stop_ids.clone().into(),
-            num_choices: NonZeroU32::new(self.num_choices).unwrap(),
-            prompt_logprobs: self.prompt_logprobs,
-            is_masked: self.is_masked,
-            num_slot_words: self.num_slot_words,
-            priority: self.priority,
-            salt: self.salt,
-            tenant: TenantId(self.tenant),
-            weight: NonZeroU32::new(self.weight).unwrap(),
-        }
-    }
-}
+pub use crate::spec::Spec;
 
 /// What a client has received so far, and what it must receive in the end.
 #[derive(Clone, Debug)]
@@ -84,6 +24,10 @@ pub struct Client {
     pub rejected: Option<Refusal>,
     /// Prompt positions whose log-probabilities were reported: `1..` this.
     num_reported: u32,
+    /// Of those, what results have brought.
+    num_received: u32,
+    /// Losses with a row of it in flight since it last sampled.
+    pub num_losses: u32,
 }
 
 /// A step in flight.
@@ -92,6 +36,10 @@ struct InFlight {
     step: StepId,
     computed: Computed,
     sampling: Vec<RequestId>,
+    /// Requests with a row.
+    rows: BTreeSet<RequestId>,
+    /// Prompt positions that its result brings.
+    reported: Vec<(RequestId, u32)>,
     /// Pages that its rows read or write, with whose they are.
     named: BTreeMap<Page, RequestId>,
 }
@@ -172,6 +120,8 @@ impl Harness {
             arrived: self.now,
             rejected: None,
             num_reported: 1,
+            num_received: 1,
+            num_losses: 0,
         };
         assert!(
             self.clients.insert(id, client).is_none(),
@@ -214,6 +164,9 @@ impl Harness {
         let sampling = last_chunks
             .chain(plan.decode.iter().map(|row| row.request))
             .collect();
+        let prefilling = plan.prefill.iter().map(|row| row.request);
+        let reported = prefilling.clone();
+        let reported = reported.map(|it| (it, self.clients[&it].num_reported));
         let named = computed.named.iter();
         let named = named
             .map(|(page, slot)| (*page, self.slots[slot]))
@@ -222,6 +175,11 @@ impl Harness {
             step: plan.step,
             computed,
             sampling,
+            rows: prefilling
+                .clone()
+                .chain(plan.decode.iter().map(|row| row.request))
+                .collect(),
+            reported: reported.collect(),
             named,
         });
         self.check_pool();
@@ -245,6 +203,12 @@ impl Harness {
             num_accepted: &completed.computed.num_accepted,
             token_ids: &completed.computed.tokens,
         };
+        for (request, num_reported) in &completed.reported {
+            self.clients.get_mut(request).unwrap().num_received = *num_reported;
+        }
+        for request in &completed.sampling {
+            self.clients.get_mut(request).unwrap().num_losses = 0;
+        }
         let outputs = self.advance(Event::Result(result));
         for output in &outputs {
             if let Output::Tokens {
@@ -260,6 +224,35 @@ impl Harness {
             }
         }
         outputs
+    }
+
+    /// The device is gone with all that it had, and the results of the steps in flight. Returns who is not tried again.
+    pub fn lose(&mut self) -> Vec<RequestId> {
+        let steps = std::mem::take(&mut self.in_flight);
+        let suspects: BTreeSet<RequestId> = steps.into_iter().flat_map(|it| it.rows).collect();
+        self.device = FakeDevice::new(&self.settings);
+        self.slots.clear();
+        self.masks.forget_steps();
+        for (request, client) in &mut self.clients {
+            client.num_reported = client.num_received;
+            client.num_losses += u32::from(suspects.contains(request));
+        }
+        let ended = self.scheduler.lose_ranks();
+        for request in &ended {
+            let client = self.clients.get_mut(request).unwrap();
+            assert_eq!((client.ended, client.num_losses), (None, 2), "{client:?}");
+            client.ended = Some(FinishReason::Abort);
+        }
+        let alive = self.clients.values().filter(|it| it.ended.is_none());
+        assert!(
+            alive.clone().all(|it| it.num_losses < 2),
+            "tried a third time"
+        );
+        let stats = self.scheduler.stats();
+        assert_eq!((stats.num_running, stats.num_in_flight), (0, 0));
+        assert_eq!(stats.num_waiting as usize, alive.count());
+        self.check_pool();
+        ended
     }
 
     /// The rows that accept nothing: their masks are late, or they follow a token that was not sampled.

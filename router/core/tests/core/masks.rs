@@ -29,6 +29,12 @@ pub enum Lateness {
 }
 
 impl Masks {
+    /// The device is gone. A row asks anew for its mask.
+    pub fn forget_steps(&mut self) {
+        self.late.clear();
+        self.last.clear();
+    }
+
     /// Requests whose mask may come: that it is late is known when its step is the oldest in flight.
     pub fn awaited(&self, oldest: Option<StepId>) -> Vec<RequestId> {
         let is_known = |request: &&RequestId| oldest.is_none_or(|it| it >= self.last[*request]);

@@ -1,4 +1,4 @@
-//! The invariants under random settings, arrivals, delays, aborts and stops.
+//! The invariants under random settings, arrivals, delays, aborts, stops and losses of all ranks.
 
 use plait_core::{
     HashSeed, PageSettings, Plan, Policy, RuntimeSettings, SchedulerSettings, Settings,
@@ -20,6 +20,7 @@ pub enum Action {
     MaskReady,
     Abort(usize),
     Stop(usize),
+    Lose,
 }
 
 prop_compose! {
@@ -88,6 +89,7 @@ fn any_action() -> impl Strategy<Value = Action> {
         4 => Just(Action::MaskReady),
         1 => any::<usize>().prop_map(Action::Abort),
         1 => any::<usize>().prop_map(Action::Stop),
+        1 => Just(Action::Lose),
     ]
 }
 
@@ -104,6 +106,7 @@ fn run(harness: &mut Harness, actions: &[Action], depth: usize) -> Vec<Plan> {
                 drop(pick(harness, *index).map(|request| harness.abort(request)));
             }
             Action::Stop(index) => drop(pick(harness, *index).map(|request| harness.stop(request))),
+            Action::Lose => drop(harness.lose()),
             Action::Plan | Action::Complete => {}
         }
     }
