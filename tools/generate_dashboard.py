@@ -136,6 +136,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Links": (
         Panel("Group's steps a second", "short", (rate("plait_group_step"), rate("plait_group_dummy_steps_total"))),
         Panel("Malformed messages a second", "short", (rate("plait_link_malformed_total"),)),
+        Panel("Replicas without ranks", "short", (gauge("plait_replica_down", "instance", "replica"),)),
+        Panel(
+            "Losses of ranks, and requests that went on, a second",
+            "short",
+            (rate("plait_rank_losses_total"), rate("plait_requests_replayed_total")),
+        ),
         Panel("KV events published a second", "short", (rate("plait_kv_event_messages_total"),)),
     ),
 }

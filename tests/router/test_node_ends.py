@@ -10,8 +10,8 @@ from plait.nodes.causes import Causes, gave_up
 from plait.nodes.layout import plan_layout
 from plait.nodes.log_lines import LogLines, LogWriter, Source, read_line
 from plait.nodes.messages import Cause
-from plait.nodes.restarts import WINDOW_SECONDS, Policy, RestartBudget
 from plait.output import say
+from plait.restarts import WINDOW_SECONDS, Policy, RestartBudget
 
 KILLED = Cause(code=5, reason="rank 0 was lost: worker 0 was killed by SIGKILL")
 GONE = Cause(code=5, reason="engine 1 (replica 1) is gone")
@@ -163,3 +163,17 @@ def test_the_combined_log_is_appended_to(tmp_path: Path) -> None:
         log.add(Source(0, None), text)
         log.flush(all_lines=True)
     assert file.read_text() == "[node 0] one\n[node 0] two\n"
+
+
+def test_ranks_start_again_at_once_after_their_first_loss() -> None:
+    budget = RestartBudget("backoff", 4, None, is_first_at_once=True)
+    assert [budget.after_loss(5, float(now)) for now in range(5)] == [0.0, 5.0, 10.0, 20.0, None]
+
+
+def test_a_restart_file_belongs_to_one_model(tmp_path: Path) -> None:
+    file = str(tmp_path / "restarts")
+    assert RestartBudget("group", 1, file, model="/a").after_loss(5, 1.0) == 0.0
+    assert RestartBudget("group", 1, file, model="/a").after_loss(5, 2.0) is None
+    for other in ("/b", None):
+        with pytest.raises(SettingsError, match="counts the restarts of /a, not of"):
+            RestartBudget("group", 1, file, model=other)

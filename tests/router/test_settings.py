@@ -43,6 +43,7 @@ def all_flags() -> list[str]:
 
 SETTINGS = """
     host port api-key-file served-model-name enable-prompt-tokens-details trust-user-field
+    metrics-without-key
     dtype load-format chat-template chat-template-kwargs tool-parser reasoning-parser enable-auto-tool-choice
     device attention-backend cuda-graphs cuda-graph-max-bs custom-all-reduce
     max-model-len max-batch-tokens max-seqs long-prefill-token-threshold mixed max-queue overlap
@@ -52,7 +53,7 @@ SETTINGS = """
     mla-context-chunk-size kv-cache-dtype k-scale v-scale
     kv-events-endpoint kv-events-replay-endpoint kv-events-topic kv-events-public kv-hash-key-file
     group-engines group-engine group-endpoint group-secret-key-file group-public-keys-file
-    rank-hosts rank-endpoint rank-secret-key-file rank-public-keys-file
+    rank-hosts rank-endpoint rank-secret-key-file rank-public-keys-file restart restart-budget restart-file
     tp dp dp-attention threads text-threads seed load-timeout-seconds capture-timeout-seconds shutdown-delay-seconds
     log-level step-trace
 """

@@ -112,3 +112,18 @@ def test_a_slow_reader_holds_a_bounded_backlog_and_is_then_cut_off(engine: InMem
         assert b"read too slowly" in end.body
 
     asyncio.run(story())
+
+
+def test_a_comment_goes_to_the_event_streams_that_have_begun_and_have_nothing_to_read(engine: InMemoryEngine) -> None:
+    async def story() -> None:
+        streams = Streams(engine)
+        begun, busy, whole = streams.open(b"{}"), streams.open(b"{}"), streams.open(b"{}")
+        begun.takes_comments = busy.takes_comments = True
+        engine.send(record(busy.id, b"data: 1\n\n"), record(whole.id, b""))
+        streams.dispatch()
+        streams.comment()
+        assert await begun.next() == Data(b": waiting for workers\n\n", False)
+        assert await busy.next() == Data(b"data: 1\n\n", False)
+        assert await whole.next() == Data(b"", False)
+
+    asyncio.run(story())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import os
 import signal
@@ -31,6 +32,8 @@ def main() -> int:
     forbid_multicast()
     # Ctrl-C reaches the whole terminal; when to stop is the engine's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The server asks a rank that hangs where its threads are.
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
     logging.basicConfig(
         stream=sys.stderr,
         format=f"%(asctime)s %(levelname)s rank {arguments.rank}: %(message)s",

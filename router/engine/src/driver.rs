@@ -3,6 +3,7 @@
 mod deadlines;
 mod grouped;
 mod ranks;
+mod recovery;
 mod store;
 
 pub use grouped::Grouped;
@@ -14,7 +15,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 use plait_core::{Availability, Micros};
 use plait_openai::ApiError;
-use plait_proto::{Drain, ExitCode, Fail, Message};
+use plait_proto::{Drain, ExitCode, Fail, Fingerprint, Message};
 
 use crate::clock::{micros, since};
 use crate::handshake::{Handshake, WarmUp};
@@ -89,13 +90,17 @@ impl Driver {
         let ranks = self.replica.ranks_of(self.own.number);
         let event_loop = EventLoop {
             last_heard: vec![Micros(0); ranks.len()],
+            config: None,
             lost: None,
             checked_at: Micros(0),
             resumed_at: Micros(0),
             is_draining: false,
             is_closed: false,
             unsent: Vec::new(),
-            stage: Stage::Handshaking(Handshake::new(ranks, settings.pages.num_pages)),
+            stage: Stage::Handshaking {
+                handshake: Handshake::new(ranks, settings.pages.num_pages),
+                kept: None,
+            },
             store: KeyStore::default(),
             ranks,
             timeouts: *timeouts,
@@ -108,7 +113,11 @@ impl Driver {
 /// The replica's life, in order.
 enum Stage {
     /// Ranks load and say Hello.
-    Handshaking(Handshake),
+    Handshaking {
+        handshake: Handshake,
+        /// The requests of ranks that were lost.
+        kept: Option<Box<Serving>>,
+    },
     /// All got a Welcome and run step 0.
     WarmingUp {
         /// When all had loaded.
@@ -118,6 +127,12 @@ enum Stage {
     },
     /// Requests are served.
     Serving(Box<Serving>),
+    /// The ranks were lost. The launcher starts others, or gives up.
+    Down {
+        kept: Box<Serving>,
+        code: ExitCode,
+        reason: String,
+    },
     /// The ranks got a Drain.
     ShuttingDown {
         has_left: Vec<bool>,
@@ -144,6 +159,8 @@ struct EventLoop {
     timeouts: Timeouts,
     /// Of the replica's ranks.
     store: KeyStore,
+    /// The configuration's fingerprint of ranks that were started again.
+    config: Option<Fingerprint>,
     /// When each rank sent its last message.
     last_heard: Vec<Micros>,
     lost: Option<LostRank>,
@@ -220,7 +237,7 @@ impl EventLoop {
 
     fn admit(&mut self, admission: Admission) {
         let now = self.now();
-        if let Stage::Serving(serving) = &mut self.stage {
+        if let Some(serving) = self.serving_mut() {
             serving.admit(admission, now);
         } else {
             let error = self.refusal();
@@ -238,13 +255,15 @@ impl EventLoop {
 
     fn take_mail(&mut self) {
         for mail in self.own().mailbox.take() {
-            match (mail, &mut self.stage) {
+            match (mail, self.serving_mut()) {
                 (Mail::Close, _) => self.is_closed = true,
                 (Mail::Drain, _) => self.drain(),
                 (Mail::RankEnded { rank, reason }, _) => self.rank_ended(rank, &reason),
-                (Mail::Abort(stream), Stage::Serving(serving)) => serving.abort(stream),
-                (Mail::StopString(request), Stage::Serving(serving)) => serving.stop(request),
-                (Mail::Abort(_) | Mail::StopString(_), _) => {}
+                (Mail::Restart, _) => self.restart(),
+                (Mail::GiveUp(why), _) => self.give_up(&why),
+                (Mail::Abort(stream), Some(serving)) => serving.abort(stream),
+                (Mail::StopString(request), Some(serving)) => serving.stop(request),
+                (Mail::Abort(_) | Mail::StopString(_), None) => {}
             }
         }
     }
@@ -253,7 +272,9 @@ impl EventLoop {
         self.is_draining = true;
         match self.stage {
             Stage::Serving(_) if self.is_formed() => self.own().status.enter(Phase::Draining),
-            Stage::Handshaking(_) | Stage::WarmingUp { .. } | Stage::Serving(_) => {
+            _ if self.is_recovering() => self.own().status.enter(Phase::Draining),
+            Stage::Down { .. } => {}
+            Stage::Handshaking { .. } | Stage::WarmingUp { .. } | Stage::Serving(_) => {
                 self.leave_group("it was stopped before all engines had joined");
                 self.start_shutdown();
             }
@@ -269,7 +290,8 @@ impl EventLoop {
                     has_left[place] = true;
                 }
             }
-            Stage::Ended => {}
+            // The launcher ends what is left of them.
+            Stage::Down { .. } | Stage::Ended => {}
             _ if is_explained => {}
             _ => {
                 self.lost = Some(LostRank {
@@ -337,10 +359,11 @@ impl EventLoop {
 
     /// Passes the replica's events on. Never blocks: other replicas of a group wait for this one's votes.
     fn flush(&mut self) {
-        if let Stage::Serving(serving) = &mut self.stage {
-            self.unsent.append(&mut serving.take_events());
+        if let Some(serving) = self.serving_mut() {
+            let mut events = serving.take_events();
             serving.publish();
             serving.send_kv_events();
+            self.unsent.append(&mut events);
         }
         if self.output_waits() && !self.offer_unsent() {
             self.own().output_is_full.store(true, Ordering::SeqCst);
@@ -372,7 +395,7 @@ impl EventLoop {
     }
 
     fn shut_down_if_drained(&mut self) {
-        let Stage::Serving(serving) = &self.stage else {
+        let Some(serving) = self.serving() else {
             return;
         };
         let is_drained = serving.is_idle() && self.has_taken_all();
@@ -413,7 +436,7 @@ impl EventLoop {
 
     fn has_joined(&self, rank: u32) -> bool {
         match &self.stage {
-            Stage::Handshaking(handshake) => handshake.has(rank),
+            Stage::Handshaking { handshake, .. } => handshake.has(rank),
             _ => true,
         }
     }
@@ -425,10 +448,16 @@ impl EventLoop {
         );
     }
 
+    /// What the replica cannot go on with: it waits for other ranks, or ends.
     fn fail(&mut self, code: ExitCode, reason: &str) {
-        if matches!(self.stage, Stage::Ended) {
-            return;
+        if self.can_recover(code) {
+            self.go_down(code, reason);
+        } else if !matches!(self.stage, Stage::Down { .. } | Stage::Ended) {
+            self.end_replica(code, reason);
         }
+    }
+
+    fn end_replica(&mut self, code: ExitCode, reason: &str) {
         self.own().status.fail(code, reason);
         let routes = &self.shared().routes;
         routes.set_availability(self.own().number, Availability::Closed);
@@ -456,7 +485,7 @@ impl EventLoop {
     }
 
     fn end_streams(&mut self, error: &ApiError) {
-        if let Stage::Serving(serving) = &mut self.stage {
+        if let Some(serving) = self.serving_mut() {
             serving.fail_all(error);
         }
     }

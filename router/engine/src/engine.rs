@@ -27,7 +27,7 @@ use crate::rank_range::RankRange;
 use crate::request_seeds::SeedSource;
 use crate::routes::Routes;
 use crate::settings::{EngineSettings, HashKey, SettingsProblem};
-use crate::shared::{ReplicaShared, Sentinel, Shared};
+use crate::shared::{NextRanks, ReplicaShared, Sentinel, Shared};
 use crate::step_trace::{StepFile, StepRecorder};
 use crate::text_pool::TextWorker;
 use crate::text_queue::{Job, Put, TextQueue};
@@ -79,9 +79,8 @@ pub struct Engine {
     shared: Arc<Shared>,
     model: Arc<ModelText>,
     max_model_len: u32,
-    /// Of each replica.
-    num_ranks: u32,
     endpoints: Vec<String>,
+    settings: EngineSettings,
     /// For ranks on other hosts.
     remote_endpoints: Vec<Option<String>>,
     grammars: Arc<Grammars>,
@@ -201,8 +200,8 @@ impl Engine {
             shared,
             model,
             max_model_len,
-            num_ranks: settings.num_ranks,
             endpoints,
+            settings: replica.settings.clone(),
             remote_endpoints,
             grammars: worker.grammars.clone(),
             queue,
@@ -293,12 +292,30 @@ impl Engine {
     /// A rank's process ended.
     pub fn worker_lost(&self, rank: u32, reason: &str) {
         let replicas = self.shared.replicas();
-        if let Some(replica) = replicas.get((rank / self.num_ranks) as usize) {
+        if let Some(replica) = replicas.get((rank / self.settings.num_ranks) as usize) {
             replica.mailbox.put(Mail::RankEnded {
                 rank,
                 reason: reason.to_owned(),
             });
         }
+    }
+
+    /// Opens a link for new ranks of a replica that lost its own, which have all ended. They dial what is returned,
+    /// with a configuration of this fingerprint.
+    pub fn restart_ranks(&self, replica: u32, config: Fingerprint) -> Result<String, LinkError> {
+        let num_losses = self.shared.status.replica(replica).num_losses();
+        let name = format!("link-{replica}-{num_losses}");
+        let link = bind_link(&self.settings, replica, &name)?;
+        let (endpoint, _) = link.endpoints();
+        let own = self.shared.replica(replica);
+        own.set_next_ranks(NextRanks { link, config });
+        Ok(endpoint)
+    }
+
+    /// No new ranks start for a replica that lost its own: it fails, and its streams end.
+    pub fn give_up(&self, replica: u32, why: &str) {
+        let mailbox = &self.shared.replica(replica).mailbox;
+        mailbox.put(Mail::GiveUp(why.to_owned()));
     }
 
     /// Rejects new requests, finishes those under way, and shuts the ranks down; ends in `stopped`.
@@ -417,17 +434,22 @@ fn bind_links(settings: &EngineSettings) -> Result<Vec<Link>, LinkError> {
             1 => "link".to_owned(),
             _ => format!("link-{replica}"),
         };
-        let ranks = RankRange::of_replica(replica, settings.num_ranks, num_replicas);
-        let remote = settings.remote_workers.as_ref();
-        let remote = remote.map(|remote| remote.of_replica(replica, ranks, num_replicas));
-        Link::bind(
-            &settings.run_dir,
-            &name,
-            ranks,
-            remote.transpose()?.flatten(),
-        )
+        bind_link(settings, replica, &name)
     };
     (0..num_replicas).map(bind).collect()
+}
+
+fn bind_link(settings: &EngineSettings, replica: u32, name: &str) -> Result<Link, LinkError> {
+    let num_replicas = settings.num_replicas;
+    let ranks = RankRange::of_replica(replica, settings.num_ranks, num_replicas);
+    let remote = settings.remote_workers.as_ref();
+    let remote = remote.map(|remote| remote.of_replica(replica, ranks, num_replicas));
+    Link::bind(
+        &settings.run_dir,
+        name,
+        ranks,
+        remote.transpose()?.flatten(),
+    )
 }
 
 /// Pages are hashed with the key of the replicas' own caches.

@@ -18,6 +18,7 @@ mod link;
 mod live_request;
 mod logging;
 mod logprobs;
+mod loss_metrics;
 mod lossy_stderr;
 mod mailbox;
 mod masks;

@@ -64,6 +64,13 @@ pub enum Received {
     UnknownPeer,
 }
 
+// A socket has nothing to show.
+impl std::fmt::Debug for Link {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.write_str(&self.endpoint)
+    }
+}
+
 /// The sockets that workers dial; only the driver's thread uses them once they are bound.
 pub struct Link {
     socket: zmq::Socket,

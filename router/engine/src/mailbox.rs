@@ -22,6 +22,10 @@ pub enum Mail {
         /// Why.
         reason: String,
     },
+    /// New ranks of a replica that lost its own will dial the link that was left for it.
+    Restart,
+    /// No new ranks will come, for this reason.
+    GiveUp(String),
     /// Finish the running requests, then shut the ranks down.
     Drain,
     /// End now.
@@ -29,7 +33,7 @@ pub enum Mail {
 }
 
 /// Mail for the driver, and the eventfd that wakes it. Its length is bounded: one abort a stream, one stop
-/// string a request, one end a rank.
+/// string a request, one end a rank, one restart a loss.
 #[derive(Debug)]
 pub struct Mailbox {
     mail: Mutex<Vec<Mail>>,

@@ -16,6 +16,7 @@ use rustc_hash::FxHashMap;
 
 use crate::grammar_metrics::GrammarMetrics;
 use crate::histogram::Histogram;
+use crate::loss_metrics::LossMetrics;
 use crate::step_model_metrics::StepModelMetrics;
 
 /// A metric with one label; each of its values is looked up once, at start-up.
@@ -39,6 +40,8 @@ pub struct Metrics {
     pub group: GroupMetrics,
     /// Masks of constrained answers.
     pub masks: MaskMetrics,
+    /// Losses of its ranks.
+    pub losses: LossMetrics,
     /// Messages on the link that were dropped.
     pub num_malformed: Counter,
     /// Messages with KV events.
@@ -468,6 +471,7 @@ impl Metrics {
             latency: LatencyMetrics::register(&mut registry),
             group: GroupMetrics::register(&mut registry),
             masks: MaskMetrics::register(&mut registry),
+            losses: LossMetrics::register(&mut registry),
             num_malformed: registered(
                 &mut registry,
                 "plait_link_malformed",

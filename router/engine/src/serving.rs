@@ -303,6 +303,33 @@ impl Serving {
         )
     }
 
+    /// The ranks are gone: every request is computed again by others, and goes on behind its last token.
+    pub fn lose_ranks(&mut self) {
+        self.in_flight.clear();
+        self.masks.lose_ranks();
+        self.first_uses = FirstUses::default();
+        for request in self.scheduler.lose_ranks() {
+            self.fail_suspect(request);
+        }
+    }
+
+    /// Ends the stream of a request that was in flight at two losses.
+    fn fail_suspect(&mut self, request: RequestId) {
+        let Some(live) = self.requests.remove(&request) else {
+            return;
+        };
+        self.num_measured -= usize::from(live.wants_logprobs());
+        self.masks.close(request);
+        self.config.own.metrics.requests.finish(Ending::Error);
+        let stream = live.stream;
+        if let Some(mut others) = self.forget(stream) {
+            others.retain(|other| *other != request);
+            let error = ApiError::took_workers_down();
+            self.events.push(StreamEvent::Fail { stream, error });
+            self.end_requests(&others, Event::Abort);
+        }
+    }
+
     /// Takes no new request.
     pub fn drain(&mut self) {
         self.scheduler.drain();
@@ -331,6 +358,7 @@ impl Serving {
         let stats = self.scheduler.stats();
         let model = self.scheduler.step_time_stats();
         own.metrics.scheduler.copy(&stats);
+        own.metrics.losses.copy(&stats.counts);
         own.metrics.step_model.copy(&model, &stats.counts);
         own.status.set_idle(self.is_idle());
         self.warn_of_missed_target(stats.counts.num_decodes_over_target);

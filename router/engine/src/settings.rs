@@ -59,6 +59,9 @@ pub struct EngineSettings {
     pub log_level: LogLevel,
     /// Engines that step together with this one; None steps freely.
     pub group: Option<GroupMembership>,
+    /// A replica that loses its ranks waits for others.
+    #[serde(default)]
+    pub restarts_ranks: bool,
     /// Ranks on other hosts; None: all are on this one.
     pub remote_workers: Option<RemoteWorkers>,
     /// Where to publish which pages are cached.

@@ -1,11 +1,12 @@
 //! State that the engine's threads share.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use plait_proto::{ExitCode, Fingerprint};
 
 use crate::clock::Clock;
+use crate::link::Link;
 use crate::mailbox::{Mail, Mailbox};
 use crate::metrics::{EngineMetrics, Metrics, Rejection};
 use crate::output_queue::{OutputQueue, StreamId};
@@ -33,6 +34,15 @@ pub struct Shared {
     replicas: Vec<Arc<ReplicaShared>>,
 }
 
+/// Ranks that start in place of lost ones.
+#[derive(Debug)]
+pub struct NextRanks {
+    /// What they dial.
+    pub link: Link,
+    /// The fingerprint of their configuration.
+    pub config: Fingerprint,
+}
+
 /// What the threads of one replica share with each other and with everyone.
 #[derive(Debug)]
 pub struct ReplicaShared {
@@ -46,9 +56,28 @@ pub struct ReplicaShared {
     pub status: Arc<ReplicaStatus>,
     /// Its counters and histograms.
     pub metrics: Arc<Metrics>,
+    /// Of ranks that are about to start.
+    next_ranks: Mutex<Option<NextRanks>>,
 }
 
 impl ReplicaShared {
+    /// These ranks will start.
+    pub fn set_next_ranks(&self, ranks: NextRanks) {
+        *self.lock_next_ranks() = Some(ranks);
+        self.mailbox.put(Mail::Restart);
+    }
+
+    /// The ranks that will start.
+    pub fn take_next_ranks(&self) -> Option<NextRanks> {
+        self.lock_next_ranks().take()
+    }
+
+    fn lock_next_ranks(&self) -> MutexGuard<'_, Option<NextRanks>> {
+        self.next_ranks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The output thread has taken a batch.
     pub fn made_room(&self) {
         if self.output_is_full.swap(false, Ordering::SeqCst) {
@@ -70,6 +99,7 @@ impl Shared {
                 output_is_full: AtomicBool::new(false),
                 status: status.replica(number).clone(),
                 metrics: metrics.replica(number).clone(),
+                next_ranks: Mutex::default(),
             }))
         };
         let replicas: std::io::Result<_> = (0..num_replicas).map(replica).collect();

@@ -83,6 +83,9 @@ struct Standing {
     failure: Option<Failure>,
     num_ranks_ready: u32,
     device: DeviceReport,
+    /// Why its ranks were lost, until others serve.
+    loss: Option<String>,
+    num_losses: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -104,6 +107,8 @@ struct ReplicaReport {
     stuck: bool,
     late: bool,
     hung: bool,
+    down: bool,
+    losses: u32,
     ranks: u32,
     #[serde(flatten)]
     device: DeviceReport,
@@ -117,6 +122,8 @@ impl ReplicaStatus {
             failure: None,
             num_ranks_ready: 0,
             device: DeviceReport::default(),
+            loss: None,
+            num_losses: 0,
         };
         Self {
             name: number.map_or_else(|| "the engine".to_owned(), replica_name),
@@ -160,6 +167,40 @@ impl ReplicaStatus {
         }
         drop(standing);
         self.output_queue.wakeup().signal();
+    }
+
+    /// The ranks are lost, and requests wait for others.
+    pub fn lose(&self, code: ExitCode, reason: &str) {
+        let mut standing = self.lock();
+        let exit_code = u32::from(code);
+        tracing::warn!(exit_code, "{} lost its ranks: {reason}", self.name);
+        standing.loss = Some(reason.to_owned());
+        standing.num_losses += 1;
+        standing.num_ranks_ready = 0;
+        drop(standing);
+        self.set_stuck(false);
+        self.set_late(false);
+        self.output_queue.wakeup().signal();
+    }
+
+    /// Other ranks serve, that started so long ago.
+    pub fn recover(&self, seconds: f64) {
+        self.lock().loss = None;
+        tracing::info!(
+            "{} serves again, {seconds:.1} s after its ranks started",
+            self.name
+        );
+        self.output_queue.wakeup().signal();
+    }
+
+    /// How often its ranks were lost.
+    pub fn num_losses(&self) -> u32 {
+        self.lock().num_losses
+    }
+
+    /// Whether its ranks are lost.
+    pub fn is_down(&self) -> bool {
+        self.lock().loss.is_some()
     }
 
     /// The replica's threads have ended.
@@ -207,11 +248,13 @@ impl ReplicaStatus {
 
     fn report(&self, now: Micros) -> ReplicaReport {
         let standing = self.lock().clone();
-        let failure = standing.failure;
+        let (failure, loss) = (standing.failure, standing.loss);
         ReplicaReport {
             phase: standing.phase,
             exit_code: failure.as_ref().map_or(0, |failure| failure.code.into()),
-            reason: failure.map_or_else(String::new, |failure| failure.reason),
+            down: loss.is_some(),
+            losses: standing.num_losses,
+            reason: failure.map_or_else(|| loss.unwrap_or_default(), |failure| failure.reason),
             step: self.step.load(Ordering::Relaxed),
             idle: self.idle.load(Ordering::Relaxed),
             stuck: self.stuck.load(Ordering::Relaxed),
@@ -329,7 +372,11 @@ impl StatusBoard {
         };
         let all = |is: fn(&ReplicaReport) -> bool| !live.is_empty() && live.iter().all(|it| is(it));
         let failure = self.failure().filter(|_| phase == Phase::Failed);
-        let (exit_code, reason) = failure.unwrap_or_default();
+        let (exit_code, mut reason) = failure.unwrap_or_default();
+        let down = all(|it| it.down);
+        if reason.is_empty() && down {
+            reason.clone_from(&live[0].reason);
+        }
         ReplicaReport {
             phase,
             reason,
@@ -339,6 +386,8 @@ impl StatusBoard {
             stuck: all(|it| it.stuck),
             late: all(|it| it.late),
             hung: all(|it| it.hung),
+            down,
+            losses: replicas.iter().map(|it| it.losses).sum(),
             ranks: replicas.iter().map(|it| it.ranks).sum(),
             device: self.replica(0).lock().device.clone(),
         }

@@ -111,6 +111,17 @@ impl ApiError {
         }
     }
 
+    /// Workers were lost twice while they computed the request (500), so it is not tried a third time.
+    pub fn took_workers_down() -> Self {
+        Self {
+            code: Some("took_workers_down"),
+            ..Self::internal(
+                "the server's workers were lost twice while they computed this request, and it is not tried again; the \
+                 server's log says how they ended. Do not send it again before the cause is known",
+            )
+        }
+    }
+
     /// Appends the payload of an error record: u16 status, u16 Retry-After, JSON body.
     pub fn write_record(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.status.to_le_bytes());

@@ -58,13 +58,15 @@ class Engine:
         """JSON: `{model_id, architecture, max_model_len, vocab_size, eos_token_ids, generation_defaults}`."""
 
     def status(self) -> bytes:
-        """JSON: `{phase, reason, exit_code, step, idle, stuck, late, hung, ranks, num_pages, ...}`.
+        """JSON: `{phase, reason, exit_code, step, idle, stuck, late, hung, down, losses, ranks, num_pages, ...}`.
 
         Also `page_bytes`, `weight_bytes`, `device` and `dtype`. `phase` is `loading`, `ready`, `draining`,
         `stopped` or `failed`; `event_fd` becomes readable when it changes. `stuck`: a step is overdue. `hung`:
         the driver thread is. Both mean not healthy. `late`: a rank's heartbeat is overdue, which means not
         ready. `ranks` counts ranks that have warmed up. `num_pages` is the least over the ranks; the bytes are
         their sum. With `failed`, `reason` is a sentence and `exit_code` its code.
+
+        `down`: the ranks were lost and requests wait for others, for `reason`; not healthy. `losses` counts how often.
 
         `replicas` lists the same for each replica. The engine is `ready` while one of them is, after all were once;
         it is `failed` when all are, or when one failed before it was ready. Its device is that of replica 0.
@@ -75,6 +77,15 @@ class Engine:
 
     def worker_lost(self, rank: int, reason: str) -> None:
         """Report that a rank's process ended. Its replica becomes `failed`, and its streams end with an error."""
+
+    def restart_ranks(self, replica: int, fingerprint: bytes) -> str:
+        """Await new ranks of a replica that is `down`, whose processes have all ended. Returns the address they dial.
+
+        Their Hellos carry the 16 bytes of `fingerprint`. Raises `OSError` if there is no socket for them.
+        """
+
+    def give_up(self, replica: int, why: str) -> None:
+        """Let a replica that is `down` become `failed`: no ranks will start."""
 
     def drain(self) -> None:
         """Reject new requests, finish those in flight, then stop the workers. Ends in `stopped`."""

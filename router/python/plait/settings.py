@@ -55,6 +55,7 @@ ReplicaCount = Annotated[int, Meta(ge=1, le=64)]
 EngineCount = Annotated[int, Meta(ge=1, le=1024)]
 EngineNumber = Annotated[int, Meta(ge=0, le=1023)]
 HostCount = Annotated[int, Meta(ge=1, le=64)]
+RestartCount = Annotated[int, Meta(ge=0, le=1000)]
 ThreadCount = Annotated[int, Meta(ge=1, le=4096)]
 # A target over a minute has no effect.
 ItlTarget = Annotated[float, Meta(gt=0, le=60_000)]
@@ -485,6 +486,23 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class RestartSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Lost ranks."""
+
+    restart: Annotated[
+        Literal["never", "group", "backoff"],
+        Setting(
+            "what follows when a rank is lost: its replica fails; group: the replica's ranks start again at once, and "
+            "its requests go on; backoff: the same, after 5 s from the second loss within an hour on, and twice as "
+            "long each time, up to 5 minutes"
+        ),
+    ] = "never"
+    restart_budget: Annotated[RestartCount, Setting("restarts within an hour, after which a loss ends the replica")] = 5
+    restart_file: Annotated[
+        str | None, Setting("file that keeps the times of losses, so that a new server counts on", unset="none")
+    ] = None
+
+
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of `plait serve`."""
 
@@ -500,6 +518,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     process: ProcessSettings = ProcessSettings()
     group: GroupSettings = GroupSettings()
     hosts: HostSettings = HostSettings()
+    restarts: RestartSettings = RestartSettings()
 
 
 class TalkSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -595,6 +614,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: ever
     log_level: LogLevel
     group: GroupMembership | None
     """None: the engine steps on its own."""
+    restarts_ranks: bool
+    """A replica that loses its ranks waits for others."""
     remote_workers: RemoteWorkers | None
     """None: all ranks are on this host."""
     kv_events: KvEventsSettings
@@ -634,6 +655,7 @@ def engine_settings(
         capture_timeout_seconds=settings.process.capture_timeout_seconds,
         log_level=settings.process.log_level,
         group=group,
+        restarts_ranks=settings.restarts.restart != "never",
         remote_workers=remote_workers,
         kv_events=settings.kv_events,
         hash_key=hash_key,

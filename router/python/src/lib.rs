@@ -74,6 +74,15 @@ impl Engine {
         self.0.worker_lost(rank, reason);
     }
 
+    fn restart_ranks(&self, replica: u32, fingerprint: [u8; 16]) -> PyResult<String> {
+        let link = self.0.restart_ranks(replica, fingerprint);
+        link.map_err(|error| PyOSError::new_err(error.to_string()))
+    }
+
+    fn give_up(&self, replica: u32, why: &str) {
+        self.0.give_up(replica, why);
+    }
+
     fn drain(&self) {
         self.0.drain();
     }

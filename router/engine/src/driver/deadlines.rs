@@ -17,14 +17,14 @@ const MAX_NAMED: usize = 8;
 impl EventLoop {
     pub(super) fn next_deadline(&self) -> Option<Micros> {
         let stage = match &self.stage {
-            Stage::Handshaking(_) | Stage::WarmingUp { .. } => Some(self.start_deadline()),
+            Stage::Handshaking { .. } | Stage::WarmingUp { .. } => Some(self.start_deadline()),
             Stage::ShuttingDown { deadline, .. } => Some(*deadline),
             Stage::Serving(serving) => self
                 .next_health_change(serving)
                 .into_iter()
                 .chain(self.next_plan_due(serving))
                 .min(),
-            Stage::Ended => None,
+            Stage::Down { .. } | Stage::Ended => None,
         };
         let lost = self.lost.as_ref().map(|lost| lost.deadline);
         let group = self.driver.group.as_ref().and_then(Grouped::next_deadline);
@@ -75,7 +75,7 @@ impl EventLoop {
     fn start_problem(&self) -> Option<String> {
         let Timeouts { load, capture, .. } = self.timeouts;
         let (ranks, done, limit, from, flag) = match &self.stage {
-            Stage::Handshaking(handshake) => {
+            Stage::Handshaking { handshake, .. } => {
                 let ranks = handshake.missing();
                 (ranks, "loaded the model", load, "the start", "load")
             }
@@ -143,7 +143,7 @@ impl EventLoop {
             self.fail(ExitCode::RankLost, &lost.reason);
         }
         match &self.stage {
-            Stage::Handshaking(_) | Stage::WarmingUp { .. } if self.start_deadline() <= now => {
+            Stage::Handshaking { .. } | Stage::WarmingUp { .. } if self.start_deadline() <= now => {
                 if let Some(problem) = self.start_problem() {
                     self.fail(ExitCode::RankLost, &problem);
                 }

@@ -64,9 +64,10 @@ impl EventLoop {
     }
 
     fn hello(&mut self, rank: u32, hello: Hello) {
-        let config = self.driver.shared.config_fingerprint.get();
+        let config = self.config.as_ref();
+        let config = config.or(self.driver.shared.config_fingerprint.get());
         match &mut self.stage {
-            Stage::Handshaking(handshake) if !handshake.has(rank) => {
+            Stage::Handshaking { handshake, .. } if !handshake.has(rank) => {
                 match handshake.add(rank, hello, config) {
                     Ok(()) => self.welcome_if_complete(),
                     Err(rejected) => self.reject(rank, rejected),
@@ -91,12 +92,15 @@ impl EventLoop {
     }
 
     fn welcome_if_complete(&mut self) {
-        let Stage::Handshaking(handshake) = &self.stage else {
+        let Stage::Handshaking { handshake, kept } = &self.stage else {
             return;
         };
         let Some(hellos) = handshake.complete() else {
             return;
         };
+        if kept.is_some() {
+            return self.take_back(&hellos);
+        }
         let num_pages = num_pages(&hellos);
         self.own()
             .status
@@ -137,7 +141,7 @@ impl EventLoop {
         }
     }
 
-    fn welcome(&mut self, serving: Box<Serving>, other_kinds: Vec<PageKind>) {
+    pub(super) fn welcome(&mut self, serving: Box<Serving>, other_kinds: Vec<PageKind>) {
         let (settings, group) = (serving.settings(), self.driver.group.as_ref());
         let settings_of_engine = &self.driver.replica.settings;
         let limits = serving.limits();
@@ -208,7 +212,9 @@ impl EventLoop {
                 let now = self.now();
                 self.last_heard.fill(now);
                 serving.publish();
-                if self.is_formed() {
+                if self.is_recovering() {
+                    self.come_back(now);
+                } else if self.is_formed() {
                     self.own().status.enter(Phase::Ready);
                 }
                 Stage::Serving(serving)
@@ -233,7 +239,7 @@ impl EventLoop {
         self.own().metrics.num_malformed.inc();
         let reason = format!("it sent a malformed message: {malformed}");
         match &self.stage {
-            Stage::Handshaking(handshake) if !handshake.has(rank) => {
+            Stage::Handshaking { handshake, .. } if !handshake.has(rank) => {
                 self.reject(
                     rank,
                     RejectedPeer {

@@ -110,6 +110,15 @@ impl MaskAnswers {
         self.jobs.put(job, answer.is_slow);
     }
 
+    /// The ranks are gone with the masks that they kept. Rows of others ask anew.
+    pub fn lose_ranks(&mut self) {
+        self.numbers.forget();
+        self.left_out.clear();
+        for answer in self.answers.values_mut() {
+            (answer.is_late, answer.void_until) = (false, 0);
+        }
+    }
+
     /// The rows of a plan that await masks; mostly none.
     pub fn rows_of(&mut self, plan: &Plan) -> Vec<AwaitingRow> {
         self.last_planned = plan.step.0;

@@ -30,6 +30,11 @@ impl MaskNumbers {
         }
     }
 
+    /// The ranks are gone, and have no mask.
+    pub fn forget(&mut self) {
+        *self = Self::new(self.capacity);
+    }
+
     /// The mask's number, and whether the ranks do not have it. Nothing that a step's masks were given is lost before
     /// `capacity` others.
     pub fn number_of(&mut self, mask: &Mask) -> (u32, bool) {

@@ -14,6 +14,7 @@ mod kv_events;
 mod manual_clock;
 mod model;
 mod played_engine;
+mod recovery;
 mod remote_ranks;
 mod replicas;
 mod step_trace;

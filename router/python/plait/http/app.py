@@ -121,6 +121,8 @@ def health_problem(status: Status) -> str | None:
     """Why `/health` answers 503, or None."""
     if status.phase not in ("ready", "draining"):
         return status.reason or f"the engine is {status.phase}; {_ADVICE[status.phase]}"
+    if status.down:
+        return f"{status.reason}; the ranks start again, and requests wait for them"
     if status.hung:
         return "the engine has hung for a minute; restart the server if it does not recover"
     if status.stuck:

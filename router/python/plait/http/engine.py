@@ -50,6 +50,10 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A rank's heartbeat is overdue."""
     hung: bool
     """The driver thread is a minute past its watchdog deadline."""
+    down: bool = False
+    """The ranks were lost, and requests wait for others."""
+    losses: int = 0
+    """How often that was so."""
     num_pages: int = 0
     page_bytes: int = 0
     weight_bytes: int = 0

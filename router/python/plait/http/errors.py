@@ -42,7 +42,11 @@ ERRORS = {
     413: ErrorKind(_INVALID, (), "The body is too large."),
     429: ErrorKind("rate_limit_error", ("queue_full",), "A queue is full. Retry-After says when to try again."),
     431: ErrorKind(_INVALID, (), "The headers are too large."),
-    500: ErrorKind("internal_error", ("internal_error",), "A bug in Plait. Please report it."),
+    500: ErrorKind(
+        "internal_error",
+        ("internal_error", "took_workers_down"),
+        "A bug in Plait. Please report it. Or workers were lost twice while they computed the request.",
+    ),
     503: ErrorKind(
         "service_unavailable",
         ("service_unavailable", "slow_client"),

@@ -69,6 +69,7 @@ async def _write_events(stream: Stream, send: Send) -> None:
         await _write_failure(part, send)
         return
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    stream.takes_comments = True
     while isinstance(part, Data):
         await send({"type": "http.response.body", "body": part.payload, "more_body": not part.last})
         if part.last:

@@ -18,6 +18,8 @@ from plait.http.errors import error_body
 MAX_BACKLOG_BYTES = 1 << 20
 """Bytes that a stream holds for a slow client; past them the stream is cut off."""
 
+COMMENT = b": waiting for workers\n\n"
+
 _RECORD = struct.Struct("<QBI")
 _FAILURE = struct.Struct("<HH")
 _LAST = 1
@@ -79,7 +81,7 @@ _TOO_SLOW = Failure(
 class Stream:
     """One request's answer: the engine's records fill it, one task reads it."""
 
-    __slots__ = ("_backlog_bytes", "_chunks", "_end", "_last", "_streams", "_waiter", "id")
+    __slots__ = ("_backlog_bytes", "_chunks", "_end", "_last", "_streams", "_waiter", "id", "takes_comments")
 
     def __init__(self, number: int, streams: Streams) -> None:
         self.id = number
@@ -89,6 +91,8 @@ class Stream:
         self._last = False
         self._end: Failure | Gone | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self.takes_comments = False
+        """It is an event stream that has begun."""
 
     async def next(self) -> Data | Failure | Gone:
         """All bytes since the last call; waits if there are none. Bytes come before the end."""
@@ -114,6 +118,12 @@ class Stream:
         self._last = part.last
         self._wake()
         return not part.last
+
+    def comment(self) -> None:
+        """Write a comment, which clients skip."""
+        if self.takes_comments and not self._chunks and self._end is None:
+            self._chunks.append(COMMENT)
+            self._wake()
 
     def leave(self) -> None:
         """The client is gone."""
@@ -167,6 +177,11 @@ class Streams:
             stream = self._open.get(record.stream)
             if stream is not None and not stream.push(record.part):
                 self._open.pop(record.stream, None)
+
+    def comment(self) -> None:
+        """Write a comment to every event stream that has begun, so that nobody takes the connection for dead."""
+        for stream in self._open.values():
+            stream.comment()
 
     def abort(self, stream: int) -> None:
         """Stop the engine's work for a stream."""

@@ -7,6 +7,7 @@ import contextlib
 import resource
 import signal
 import socket
+import time
 from collections.abc import Iterator, MutableMapping
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from plait.launch.group_place import group_place
 from plait.launch.hash_key import cache_secrets
 from plait.launch.listen import listen, url
 from plait.launch.rank_interface import set_rank_interface
+from plait.launch.recovery import Recovery, restart_budget
 from plait.launch.remote_ranks import AWAITED, num_own_ranks, remote_workers
 from plait.launch.run_dir import run_directory
 from plait.launch.startup_summary import print_startup_summary
@@ -38,6 +40,7 @@ from plait.launch.workers import POLL_SECONDS, Workers
 from plait.model_files import LocalModel, find_model
 from plait.nvidia import gpu_memory_bytes
 from plait.output import say
+from plait.restarts import RestartBudget
 from plait.settings import GroupMembership, RemoteWorkers, ServeSettings, engine_settings
 from plait.shared_memory import note_for_ranks, shm_bytes
 
@@ -68,6 +71,9 @@ def serve(
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(settings.http.host, settings.http.port, has_keys=keys is not None))
         local = find_model(model)
+        budget = restart_budget(settings, local.path)
+        if budget is not None:
+            budget.delay_at_start(time.time())
         run_dir = stack.enter_context(run_directory())
         say(f"Loading {local.path}")
         settings, reason = with_batch_sizes(
@@ -84,7 +90,7 @@ def serve(
         if remote is not None:
             say(f"{AWAITED}{config}")
         _allow_connections()
-        service = _Service(engine, description, settings, keys, listener, secrets.salt_key)
+        service = _Service(engine, description, settings, keys, listener, secrets.salt_key, budget, local.path)
         return uvloop.run(service.run(config))
 
 
@@ -150,6 +156,8 @@ class _Service:
         keys: KeyFile | None,
         listener: socket.socket,
         salt_key: bytes,
+        budget: RestartBudget | None,
+        model: Path,
     ) -> None:
         self._engine = engine
         self._description = description
@@ -159,6 +167,7 @@ class _Service:
         self._keys = keys
         self._app = build_app(engine, self._streams, description, keys, settings.http, salt_key)
         self._http = http_server(self._app)
+        self._budget, self._model = budget, model
         self._num_signals = 0
         self._grace_seconds = TERM_SECONDS
 
@@ -171,26 +180,30 @@ class _Service:
         num_here = num_own_ranks(self._settings)
         workers = Workers(self._engine.endpoints, self._settings.process.tp, num_here, config)
         for worker in workers:
-            worker.watch(loop, self._on_worker_exit)
+            self._watch_worker(worker)
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         keys = asyncio.create_task(self._keys.watch()) if self._keys is not None else None
         try:
-            status = await self._live(workers)
+            status = await self._live(workers, config)
         finally:
             if keys is not None:
                 keys.cancel()
             await self._end(workers, http)
         return _exit_code(status, workers)
 
-    async def _live(self, workers: Workers) -> Status:
+    async def _live(self, workers: Workers, config: Path) -> Status:
         status = await self._wait_for_phase("ready", "draining", "stopped", "failed")
         if status.phase == "ready":
             print_startup_summary(self._description, status, self._settings, url(self._listener))
-        watch = asyncio.create_task(workers.end_lost_replicas(self._engine))
+        watches = [asyncio.create_task(workers.end_lost_replicas(self._engine))]
+        if self._budget is not None:
+            recovery = Recovery(self._engine, workers, self._streams, self._budget, self._model, config)
+            watches.append(asyncio.create_task(recovery.watch(self._watch_worker)))
         try:
             return await self._wait_for_phase("stopped", "failed")
         finally:
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
 
     async def _wait_for_phase(self, *phases: Phase) -> Status:
         while (status := read_status(self._engine)).phase not in phases:
@@ -231,6 +244,9 @@ class _Service:
         if read_status(self._engine).phase in ("ready", "draining"):
             say(f"Draining: {len(self._streams)} requests in flight (Ctrl-C again stops at once)")
             self._engine.drain()
+
+    def _watch_worker(self, worker: Worker) -> None:
+        worker.watch(asyncio.get_running_loop(), self._on_worker_exit)
 
     def _on_worker_exit(self, worker: Worker) -> None:
         if worker.exit_code != 0 or read_status(self._engine).phase in ("loading", "ready"):

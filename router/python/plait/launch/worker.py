@@ -74,13 +74,27 @@ class Worker:
         except TimeoutError:
             await self.stop()
 
-    async def end_after_failure(self) -> None:
+    async def end_after_failure(self, seconds: float = FAILED_SECONDS) -> None:
         """Wait for it to exit by itself, then kill it: a stopped process would hold its GPU's memory."""
         try:
-            await asyncio.wait_for(self._exited.wait(), FAILED_SECONDS)
+            await asyncio.wait_for(self._exited.wait(), seconds)
         except TimeoutError:
             self._signal(signal.SIGKILL)
             await self._exited.wait()
+
+    def dump_stacks(self) -> None:
+        """Let it write where its threads are to standard error."""
+        if self._process.returncode is None:
+            self._signal(signal.SIGUSR2)
+
+    @property
+    def is_stopped(self) -> bool:
+        """By SIGSTOP or a debugger."""
+        try:
+            stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
     @property
     def _stderr(self) -> int:

@@ -35,10 +35,18 @@ class Workers:
                 for number in set(status.failed_replicas) - known:
                     known.add(number)
                     say(_describe_loss(number, status))
-                    ends += [asyncio.create_task(worker.end_after_failure()) for worker in self._of_replica(number)]
+                    ends += [asyncio.create_task(worker.end_after_failure()) for worker in self.of_replica(number)]
             await asyncio.sleep(POLL_SECONDS)
 
-    def _of_replica(self, number: int) -> list[Worker]:
+    def restart(self, number: int, endpoint: str, config: Path) -> list[Worker]:
+        """Start new ranks in place of a replica's, which have ended."""
+        # What its ranks met through: a store that the ended ones have filled.
+        (config.parent / f"ranks-{number}").unlink(missing_ok=True)
+        for rank in range(number * self._num_ranks, (number + 1) * self._num_ranks):
+            self._all[rank] = Worker(rank, endpoint, config)
+        return self.of_replica(number)
+
+    def of_replica(self, number: int) -> list[Worker]:
         return self._all[number * self._num_ranks : (number + 1) * self._num_ranks]
 
 

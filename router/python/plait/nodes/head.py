@@ -30,9 +30,9 @@ from plait.nodes.log_lines import LogWriter, Source, read_line
 from plait.nodes.messages import Cause, Facts
 from plait.nodes.plan import LaunchPlan
 from plait.nodes.probes import answer_probes, probe
-from plait.nodes.restarts import RestartBudget
 from plait.nodes.signals import StopRequests
 from plait.output import say
+from plait.restarts import RestartBudget
 
 POLL_SECONDS = 0.05
 HEARTBEAT_SECONDS = 0.5

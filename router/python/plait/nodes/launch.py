@@ -25,10 +25,10 @@ from plait.nodes.member import Member
 from plait.nodes.messages import Gpu, Stop
 from plait.nodes.place import Place, check_head_address, find_place, own_address, resolve_head, with_port
 from plait.nodes.plan import LaunchPlan
-from plait.nodes.restarts import RestartBudget
 from plait.nodes.settings import LaunchSettings
 from plait.nodes.signals import StopRequests
 from plait.output import say
+from plait.restarts import RestartBudget
 
 
 def launch(model: str | None, settings: LaunchSettings, environment: Environment) -> int:

@@ -1,4 +1,4 @@
-"""How often a server is started again after a loss. A file keeps the count over the launcher's own ends."""
+"""How often a server, or the ranks of a replica, are started again after a loss. A file keeps the count."""
 
 from __future__ import annotations
 
@@ -22,14 +22,28 @@ RESTARTED = (ExitCode.RANK_LOST, ExitCode.BUG)
 Policy = Literal["never", "group", "backoff"]
 
 
+class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file of a server that starts its ranks again."""
+
+    model: str
+    losses: list[float]
+
+
 class RestartBudget:
     """The losses of the last hour."""
 
-    def __init__(self, policy: Policy, budget: int, file: str | None) -> None:
-        """Read the file, if there is one. Raises `SettingsError` if it cannot be used."""
+    def __init__(
+        self, policy: Policy, budget: int, file: str | None, *, model: str | None = None, is_first_at_once: bool = False
+    ) -> None:
+        """Read the file, if there is one. Raises `SettingsError` if it cannot be used, or belongs to another `model`.
+
+        With `is_first_at_once`, backoff begins with the second loss.
+        """
         self._policy, self._budget = policy, budget
         self._file = Path(file) if file is not None else None
-        self._losses = _read(self._file) if self._file is not None else []
+        self._model = model
+        self._num_at_once = int(is_first_at_once)
+        self._losses = _read(self._file, model) if self._file is not None else []
 
     def delay_at_start(self, now: float) -> float:
         """Seconds to wait before the first start. Raises `StartError` if an earlier launcher has spent the budget."""
@@ -59,28 +73,37 @@ class RestartBudget:
         return [at for at in self._losses if now - WINDOW_SECONDS < at <= now]
 
     def _backoff(self, num_losses: int) -> float:
-        if self._policy != "backoff":
+        num_delayed = num_losses - self._num_at_once
+        if self._policy != "backoff" or num_delayed < 1:
             return 0.0
-        return min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** (num_losses - 1))
+        return min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** (num_delayed - 1))
 
     def _write(self) -> None:
         if self._file is None:
             return
         new = self._file.with_name(f".{self._file.name}.{os.getpid()}")
         try:
-            new.write_bytes(msgspec.json.encode(self._losses))
+            kept = self._losses if self._model is None else _Kept(self._model, self._losses)
+            new.write_bytes(msgspec.json.encode(kept))
             new.replace(self._file)
         except OSError as error:
             raise SettingsError(f"--restart-file {self._file} cannot be written: {error.strerror}") from error
 
 
-def _read(file: Path) -> list[float]:
+def _read(file: Path, model: str | None) -> list[float]:
     try:
         found = file.stat()
         if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES:
             raise SettingsError(f"--restart-file {file} is no file of restarts; give another")
-        return msgspec.json.decode(file.read_bytes(), type=list[float])
+        kept = msgspec.json.decode(file.read_bytes(), type=list[float] | _Kept)
     except FileNotFoundError:
         return []
     except (OSError, *UNDECODABLE) as error:
         raise SettingsError(f"--restart-file {file} cannot be read: {error}; remove it, or give another") from error
+    given = kept.model if isinstance(kept, _Kept) else None
+    if given != model:
+        raise SettingsError(
+            f"--restart-file {file} counts the restarts of {given or 'a launcher'}, not of {model or 'a launcher'}; "
+            "give another file, or remove it"
+        )
+    return kept.losses if isinstance(kept, _Kept) else kept

@@ -1,0 +1,170 @@
+//! A replica whose ranks were lost: its requests wait for new ranks, and go on with them.
+
+use plait_core::{Availability, Micros};
+use plait_proto::{ExitCode, Hello, PageKind};
+
+use super::{EventLoop, Stage};
+use crate::handshake::{Handshake, num_pages, other_kinds};
+use crate::serving::Serving;
+use crate::shared::NextRanks;
+use crate::store::KeyStore;
+
+impl EventLoop {
+    /// The replica's requests, once it has served.
+    pub(super) fn serving(&self) -> Option<&Serving> {
+        match &self.stage {
+            Stage::Serving(serving)
+            | Stage::WarmingUp { serving, .. }
+            | Stage::Down { kept: serving, .. } => Some(serving),
+            Stage::Handshaking { kept, .. } => kept.as_deref(),
+            Stage::ShuttingDown { .. } | Stage::Ended => None,
+        }
+    }
+
+    pub(super) fn serving_mut(&mut self) -> Option<&mut Serving> {
+        match &mut self.stage {
+            Stage::Serving(serving)
+            | Stage::WarmingUp { serving, .. }
+            | Stage::Down { kept: serving, .. } => Some(serving),
+            Stage::Handshaking { kept, .. } => kept.as_deref_mut(),
+            Stage::ShuttingDown { .. } | Stage::Ended => None,
+        }
+    }
+
+    /// Whether the replica has served and has no ranks, or they are not ready.
+    pub(super) fn is_recovering(&self) -> bool {
+        self.own().status.is_down()
+    }
+
+    /// Whether the replica can wait for new ranks after this failure.
+    pub(super) fn can_recover(&self, code: ExitCode) -> bool {
+        let is_replaced =
+            self.driver.replica.settings.restarts_ranks && self.driver.group.is_none();
+        match &self.stage {
+            Stage::Serving(_) => {
+                is_replaced
+                    && matches!(
+                        code,
+                        ExitCode::RankLost | ExitCode::Bug | ExitCode::Hardware
+                    )
+            }
+            // What hardware, settings and files refuse at a start stays refused.
+            Stage::Handshaking { kept: Some(_), .. } | Stage::WarmingUp { .. } => {
+                self.is_recovering() && matches!(code, ExitCode::RankLost | ExitCode::Bug)
+            }
+            _ => false,
+        }
+    }
+
+    /// The ranks are lost. Their requests wait until the launcher has started others, or gives up.
+    pub(super) fn go_down(&mut self, code: ExitCode, reason: &str) {
+        self.send_failure_to_ranks(code, reason);
+        let mut kept = match std::mem::replace(&mut self.stage, Stage::Ended) {
+            Stage::Serving(serving)
+            | Stage::WarmingUp { serving, .. }
+            | Stage::Handshaking {
+                kept: Some(serving),
+                ..
+            } => serving,
+            stage => {
+                self.stage = stage;
+                return;
+            }
+        };
+        kept.lose_ranks();
+        let reason = reason.to_owned();
+        let own = self.own();
+        own.status.lose(code, &reason);
+        own.metrics.losses.num_losses.inc();
+        own.metrics.losses.is_down.set(1);
+        let routes = &self.shared().routes;
+        routes.set_availability(own.number, Availability::Avoided);
+        self.stage = Stage::Down { kept, code, reason };
+    }
+
+    /// The launcher starts new ranks, which dial the link that it has left.
+    pub(super) fn restart(&mut self) {
+        let Some(NextRanks { link, config }) = self.own().take_next_ranks() else {
+            return;
+        };
+        match std::mem::replace(&mut self.stage, Stage::Ended) {
+            Stage::Down { kept, .. } => {
+                let now = self.now();
+                // What the old ranks reported of each other.
+                self.lost = None;
+                self.driver.link = link;
+                self.config = Some(config);
+                self.driver.replica.started = now;
+                self.store = KeyStore::default();
+                self.last_heard.fill(now);
+                let asked = self.driver.replica.settings.pages.num_pages;
+                self.stage = Stage::Handshaking {
+                    handshake: Handshake::new(self.ranks, asked),
+                    kept: Some(kept),
+                };
+            }
+            stage => self.stage = stage,
+        }
+    }
+
+    /// The launcher starts no ranks any more.
+    pub(super) fn give_up(&mut self, why: &str) {
+        if let Stage::Down { code, reason, .. } = &self.stage {
+            let (code, reason) = (*code, format!("{reason}; {why}"));
+            self.end_replica(code, &reason);
+        }
+    }
+
+    /// All new ranks are there. They must hold what the lost ones held.
+    pub(super) fn take_back(&mut self, hellos: &[Hello]) {
+        let Stage::Handshaking { kept, .. } = &mut self.stage else {
+            return;
+        };
+        let Some(serving) = kept.take() else {
+            return;
+        };
+        let before = pages_of(&serving);
+        if let Some(problem) = fewer_pages(hellos, &before) {
+            *kept = Some(serving);
+            return self.fail(ExitCode::Hardware, &problem);
+        }
+        let kinds = other_kinds(hellos).into_iter().zip(&before[1..]);
+        let kinds = kinds.map(|(kind, num_pages)| PageKind {
+            num_pages: *num_pages,
+            ..kind
+        });
+        self.welcome(serving, kinds.collect());
+    }
+
+    /// New ranks have answered their first step.
+    pub(super) fn come_back(&self, now: Micros) {
+        let own = self.own();
+        let seconds = now.0.saturating_sub(self.driver.replica.started.0) as f64 / 1e6;
+        own.status.recover(seconds);
+        own.metrics.losses.is_down.set(0);
+        let routes = &self.shared().routes;
+        routes.set_availability(own.number, Availability::Open);
+    }
+}
+
+/// Pages of each kind.
+fn pages_of(serving: &Serving) -> Vec<u32> {
+    let runtime = &serving.settings().runtime;
+    let others = runtime.other_kinds.iter().map(|kind| kind.num_pages);
+    std::iter::once(runtime.num_pages).chain(others).collect()
+}
+
+/// What the requests were promised and the new ranks do not have.
+fn fewer_pages(hellos: &[Hello], before: &[u32]) -> Option<String> {
+    let others = other_kinds(hellos);
+    let others = others.iter().map(|kind| kind.num_pages);
+    let now: Vec<u32> = std::iter::once(num_pages(hellos)).chain(others).collect();
+    let is_enough =
+        now.len() == before.len() && now.iter().zip(before).all(|(now, before)| now >= before);
+    (!is_enough).then(|| {
+        format!(
+            "the ranks that were started again have {now:?} pages of the KV cache, those before had {before:?}: another \
+             process took memory; free it, or give --num-pages"
+        )
+    })
+}

@@ -1,0 +1,155 @@
+"""The ranks of a replica that was lost are started again, as far as the budget goes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from plait_proto import ExitCode, config_fingerprint, decode_config, encode_config
+
+from plait._router import Engine
+from plait.errors import SettingsError
+from plait.http.engine import ReplicaStatus, Status, read_status
+from plait.http.streams import Streams
+from plait.launch.remote_ranks import num_own_ranks
+from plait.launch.worker import Worker
+from plait.launch.workers import POLL_SECONDS, Workers
+from plait.output import say
+from plait.restarts import RestartBudget
+from plait.settings import ServeSettings
+
+END_SECONDS = 0.3
+"""From a replica's loss to SIGKILL for those of its ranks that go on."""
+KEEP_ALIVE_SECONDS = 5.0
+"""Between two comments on a stream that waits."""
+SETTLE_SECONDS = 0.1
+"""For a stuck rank to write its stacks."""
+
+
+def restart_budget(settings: ServeSettings, model: Path) -> RestartBudget | None:
+    """None: lost ranks are not started again. Raises `SettingsError` for settings that do not fit together."""
+    restarts = settings.restarts
+    if restarts.restart == "never":
+        return None
+    if (
+        settings.group.group_engines > 1
+        or settings.process.dp_attention
+        or num_own_ranks(settings) != _num_ranks(settings)
+    ):
+        raise SettingsError(
+            f"--restart {restarts.restart} is for replicas that step freely on one host; without it, `plait launch "
+            "--restart` starts all nodes again"
+        )
+    return RestartBudget(
+        restarts.restart, restarts.restart_budget, restarts.restart_file, model=str(model), is_first_at_once=True
+    )
+
+
+def _num_ranks(settings: ServeSettings) -> int:
+    return settings.process.tp * settings.process.dp
+
+
+class Recovery:
+    """Watches the replicas of an engine."""
+
+    def __init__(
+        self, engine: Engine, workers: Workers, streams: Streams, budget: RestartBudget, model: Path, config: Path
+    ) -> None:
+        """`model` and `config` are the files that the first ranks read."""
+        self._engine, self._workers, self._streams = engine, workers, streams
+        self._budget = budget
+        self._model, self._config = model, config
+        self._files = _files(model)
+        self._known_losses: dict[int, int] = {}
+        self._restarts: dict[int, asyncio.Task[None]] = {}
+        self._commented_at = 0.0
+
+    async def watch(self, watch_worker: Callable[[Worker], None]) -> None:
+        """Start lost ranks again; `watch_worker` gets each new one. Never returns."""
+        try:
+            while True:
+                status = read_status(self._engine)
+                for number, replica in enumerate(status.replicas):
+                    self._look_at(number, replica, watch_worker)
+                self._keep_streams_alive(status)
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            for task in self._restarts.values():
+                task.cancel()
+
+    def _look_at(self, number: int, replica: ReplicaStatus, watch_worker: Callable[[Worker], None]) -> None:
+        if replica.late and not replica.down:
+            self._report_stopped(number)
+        if replica.losses <= self._known_losses.get(number, 0):
+            return
+        self._known_losses[number] = replica.losses
+        if (task := self._restarts.get(number)) is not None:
+            task.cancel()
+        self._restarts[number] = asyncio.create_task(self._restart(number, replica, watch_worker))
+
+    def _report_stopped(self, number: int) -> None:
+        """A stopped rank sends nothing; the engine knows only that it is late."""
+        for worker in self._workers.of_replica(number):
+            if worker.is_stopped:
+                self._engine.worker_lost(worker.rank, f"worker {worker.rank} is stopped (SIGSTOP, or a debugger)")
+                return
+
+    async def _restart(self, number: int, lost: ReplicaStatus, watch_worker: Callable[[Worker], None]) -> None:
+        workers = self._workers.of_replica(number)
+        if "no result in time" in lost.reason:
+            for worker in workers:
+                worker.dump_stacks()
+            await asyncio.sleep(SETTLE_SECONDS)
+        await asyncio.gather(*(worker.end_after_failure(END_SECONDS) for worker in workers))
+        delay = self._delay()
+        if isinstance(delay, str):
+            self._engine.give_up(number, delay)
+            return
+        say(f"Replica {number} lost its ranks: {lost.reason}; they start again" + (f" in {delay:g} s" if delay else ""))
+        await asyncio.sleep(delay)
+        raw = _with_pages(self._config.read_bytes(), lost.num_pages)
+        config = self._config.with_name(f"worker-{number}.json")
+        config.write_bytes(raw)
+        endpoint = self._engine.restart_ranks(number, config_fingerprint(raw))
+        for worker in self._workers.restart(number, endpoint, config):
+            watch_worker(worker)
+
+    def _delay(self) -> float | str:
+        """Seconds to the next start, or why there is none."""
+        if (changed := _changed(self._files, _files(self._model))) is not None:
+            return f"{changed} has changed since the server started: start the server again"
+        try:
+            delay = self._budget.after_loss(ExitCode.RANK_LOST, time.time())
+        except SettingsError as error:
+            return error.message
+        return "the restarts that --restart-budget allows within an hour are spent" if delay is None else delay
+
+    def _keep_streams_alive(self, status: Status) -> None:
+        """Proxies close connections on which nothing comes."""
+        now = time.monotonic()
+        if any(replica.down for replica in status.replicas) and now - self._commented_at >= KEEP_ALIVE_SECONDS:
+            self._commented_at = now
+            self._streams.comment()
+
+
+def _with_pages(raw: bytes, num_pages: int) -> bytes:
+    """A worker's configuration with the pages that requests were promised, whatever memory is free by now."""
+    config = decode_config(raw)
+    pages = msgspec.structs.replace(config.pages, num_pages=num_pages)
+    return encode_config(msgspec.structs.replace(config, pages=pages))
+
+
+def _files(model: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of change of a model's files."""
+    files = sorted(model.iterdir()) if model.is_dir() else [model]
+    found = ((file, file.stat()) for file in files if file.is_file())
+    return {str(file): (stat.st_size, stat.st_mtime_ns) for file, stat in found}
+
+
+def _changed(before: dict[str, tuple[int, int]], now: dict[str, tuple[int, int]]) -> str | None:
+    """The first file that is not as it was."""
+    names = sorted(before.keys() | now.keys())
+    return next((name for name in names if before.get(name) != now.get(name)), None)

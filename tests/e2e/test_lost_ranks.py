@@ -1,0 +1,254 @@
+"""Ranks that are lost are started again, and every stream goes on behind its last token."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from plait_testing.held_steps import HeldSteps
+from plait_testing.metrics import read_metrics
+from plait_testing.running_server import Server, StartServer, start_server
+
+NUM_TOKENS = 40
+FLAGS = ("--threads", "1", "--max-model-len", "1024", "--dtype", "float32", "--restart", "group")
+GREEDY = {"prompt": "count 1 9", "temperature": 0}
+SEEDED = {"prompt": "count 2 31", "temperature": 1.3, "top_p": 0.95, "seed": 7, "frequency_penalty": 0.4}
+CONSTRAINED = {"prompt": "say", "temperature": 1.0, "seed": 3, "structured_outputs": {"regex": "[a-f]{80}"}}
+ASKED: list[dict[str, Any]] = [GREEDY, SEEDED, CONSTRAINED]
+
+
+class Answer:
+    """What one stream has brought."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+        self.logprobs: list[float] = []
+        self.ends: list[str] = []
+        self.error: dict[str, Any] = {}
+
+    def take(self, line: str) -> None:
+        if not line.startswith("data: {"):
+            return
+        event = json.loads(line.removeprefix("data: "))
+        self.error = event.get("error", self.error)
+        for choice in event.get("choices", []):
+            if choice["logprobs"] is not None:
+                self.tokens += choice["logprobs"]["tokens"]
+                self.logprobs += choice["logprobs"]["token_logprobs"]
+            self.ends += [choice["finish_reason"]] if choice["finish_reason"] else []
+
+
+def stream(url: str, asked: dict[str, Any]) -> Answer:
+    """One streamed answer."""
+    body = asked | {"max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True, "logprobs": 1}
+    answer = Answer()
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=240) as got:
+        for line in got.iter_lines():
+            answer.take(line)
+    return answer
+
+
+def assert_same(given: Answer, right: Answer) -> None:
+    """Every token once, and every log-probability."""
+    assert given.error == {}
+    assert given.tokens == right.tokens
+    assert given.logprobs == pytest.approx(right.logprobs, abs=1e-3)
+    assert given.ends == right.ends
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeldSteps]:
+    """Holds the steps of this module's servers."""
+    held = HeldSteps(tmp_path_factory.mktemp("held"))
+    with held.of_servers():
+        yield held
+
+
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["one rank", "two ranks"])
+def replica(
+    request: pytest.FixtureRequest, check_models: Path, steps: HeldSteps, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """A server whose only replica has one rank or two."""
+    log = tmp_path_factory.mktemp("lost") / "server.log"
+    flags = (*FLAGS, "--tp", str(request.param), "--restart-budget", "99")
+    one = start_server(log, check_models / "recall-gqa", *flags)
+    assert one.url, one.errors
+    yield one
+    one.kill()
+
+
+def under_way(running: Server, steps: HeldSteps, strike: Callable[[], object]) -> list[Answer]:
+    """The answers to all requests; `strike` happens while the ranks wait in a step with a token for each of them."""
+    num_ranks = len(running.workers())
+    steps.begin(len(ASKED))
+    with ThreadPoolExecutor(len(ASKED)) as pool:
+        answers = [pool.submit(stream, running.url, asked) for asked in ASKED]
+        try:
+            steps.wait_until_held(num_ranks)
+            strike()
+        finally:
+            steps.end()
+        return [answer.result() for answer in answers]
+
+
+def wait_until_down(running: Server) -> None:
+    """Until `/ready` says that the ranks are gone."""
+    deadline = time.monotonic() + 60
+    while "the ranks start again" not in httpx.get(running.url + "/ready", timeout=60).text:
+        assert time.monotonic() < deadline
+
+
+def wait_until_taken(running: Server, num_requests: int) -> None:
+    """Until the scheduler has so many requests."""
+    deadline = time.monotonic() + 60
+    while sum(read_metrics(running.url)[f"plait_requests_{state}"] for state in ("running", "waiting")) < num_requests:
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+def test_streams_go_on_behind_their_last_token_after_a_loss(
+    replica: Server, steps: HeldSteps, number: signal.Signals
+) -> None:
+    right = [stream(replica.url, asked) for asked in ASKED]
+    before = read_metrics(replica.url)
+    ranks = replica.workers()
+
+    def strike() -> None:
+        ranks[-1].send_signal(number)
+        wait_until_down(replica)
+
+    for given, expected in zip(under_way(replica, steps, strike), right, strict=True):
+        assert_same(given, expected)
+    after = read_metrics(replica.url)
+    gained = {name: after[name] - before[name] for name in ("plait_rank_losses_total", "plait_requests_replayed_total")}
+    assert gained == {"plait_rank_losses_total": 1, "plait_requests_replayed_total": len(ASKED)}
+    assert all(not rank.is_running() for rank in ranks), "no process of the lost ranks is left"
+    assert replica.wait_until_serving() == {"status": "ok"}
+
+
+def test_requests_that_come_while_ranks_are_lost_wait_for_others(replica: Server) -> None:
+    right = stream(replica.url, GREEDY)
+    for rank in replica.workers():
+        rank.kill()
+    wait_until_down(replica)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: stream(replica.url, GREEDY), range(4)))
+    for answer in answers:
+        assert_same(answer, right)
+
+
+def test_a_request_that_kills_workers_twice_is_refused_and_the_others_go_on(replica: Server, steps: HeldSteps) -> None:
+    right = [stream(replica.url, asked) for asked in ASKED]
+    before = read_metrics(replica.url)["plait_rank_losses_total"]
+    with ThreadPoolExecutor(1) as pool:
+        poison: list[Future[httpx.Response]] = []
+
+        def send_poison() -> None:
+            body = {"prompt": "~poison~", "max_tokens": 4}
+            poison.append(pool.submit(httpx.post, f"{replica.url}/v1/completions", json=body, timeout=240))
+            wait_until_taken(replica, len(ASKED) + 1)
+
+        for given, expected in zip(under_way(replica, steps, send_poison), right, strict=True):
+            assert_same(given, expected)
+        refused = poison[0].result()
+    assert refused.status_code == 500
+    assert refused.json()["error"]["code"] == "took_workers_down"
+    assert read_metrics(replica.url)["plait_rank_losses_total"] - before == 2
+
+
+@pytest.mark.slow
+def test_a_drain_while_ranks_are_lost_ends_when_the_streams_have(
+    server: StartServer, steps: HeldSteps, check_models: Path
+) -> None:
+    running = server(check_models / "recall-gqa", *FLAGS)
+    right = [stream(running.url, asked) for asked in ASKED]
+
+    def drain_a_lost_one() -> None:
+        running.workers()[0].kill()
+        wait_until_down(running)
+        running.process.send_signal(signal.SIGTERM)
+        running.wait_until_draining()
+
+    for given, expected in zip(under_way(running, steps, drain_a_lost_one), right, strict=True):
+        assert_same(given, expected)
+    assert running.wait() == 0
+
+
+@pytest.mark.slow
+def test_replicas_get_their_ranks_back(server: StartServer, steps: HeldSteps, check_models: Path) -> None:
+    running = server(check_models / "recall-gqa", "--dp", "2", *FLAGS)
+    right = stream(running.url, GREEDY)
+    ranks = running.workers()
+    steps.begin(1)
+    with ThreadPoolExecutor(8) as pool:
+        answers: list[Future[Answer]] = []
+        # A late heartbeat may send two to one replica.
+        while not all(num_running(running, number) for number in (0, 1)):
+            assert len(answers) < 8
+            answers.append(pool.submit(stream, running.url, GREEDY))
+            time.sleep(0.2)
+        steps.wait_until_held(2)
+        for rank in ranks:
+            rank.kill()
+        steps.end()
+        for answer in answers:
+            assert_same(answer.result(), right)
+    assert running.wait_until_serving() == {"status": "ok"}
+    assert running.stop(signal.SIGTERM) == 0
+
+
+def num_running(running: Server, replica: int) -> float:
+    return read_metrics(running.url)[f'plait_requests_running{{replica="{replica}"}}']
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--restart-budget", "0"], "--restart-budget allows"),
+        pytest.param(["--restart", "never"], "worker 0 was killed by SIGKILL", marks=pytest.mark.slow),
+    ],
+)
+def test_without_a_budget_a_loss_ends_the_server(
+    server: StartServer, check_models: Path, flags: list[str], why: str
+) -> None:
+    running = server(check_models / "recall-gqa", *FLAGS, *flags)
+    running.workers()[0].kill()
+    assert running.wait() == 5
+    assert why in running.last_line
+
+
+@pytest.mark.slow
+def test_a_model_that_changed_is_not_served_by_new_ranks(
+    server: StartServer, check_models: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(check_models / "recall-gqa", model)
+    running = server(model, *FLAGS)
+    os.utime(model / "config.json")
+    running.workers()[0].kill()
+    assert running.wait() == 5
+    assert "config.json has changed since the server started" in running.last_line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [("[1.5", "cannot be read"), ('{"model": "/other", "losses": []}', "counts the restarts of /other, not of ")],
+)
+def test_a_restart_file_that_is_broken_or_another_models_is_refused(
+    server: StartServer, check_models: Path, tmp_path: Path, content: str, why: str
+) -> None:
+    file = tmp_path / "restarts"
+    file.write_text(content)
+    running = server(check_models / "recall-gqa", *FLAGS, "--restart-file", str(file))
+    assert running.wait() == 2
+    assert why in running.last_line
