@@ -18,7 +18,8 @@ PYTHON_ROOMS := router/python/plait worker/plait_worker kernels/plait_kernels pr
 VENV = set -e; python=$$(tools/preflight.sh); \
         $(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear .venv
 
-.PHONY: help install serve test test-fast test-cluster test-image acceptance bench-cpu bench-scheduler lint wheel clean
+.PHONY: help install serve test test-fast test-cluster test-image acceptance fuzz audit bench-cpu bench-scheduler lint \
+        wheel clean
 
 help:
 	@echo "make serve      build, install into .venv and serve the demo model (ARGS=\"--port 9000\")"
@@ -28,6 +29,8 @@ help:
 	@echo "make test-cluster the chart on a real Kubernetes control plane (needs Go, etcd, kubectl)"
 	@echo "make test-image the images, built with buildah and looked through (needs root, debootstrap)"
 	@echo "make acceptance the suites at their full size (SUITES=\"spine cpu\": these alone)"
+	@echo "make fuzz       broken bytes for every decoder (SECONDS=600, or INPUTS=1000000 TARGETS=frames)"
+	@echo "make audit      licences and known vulnerabilities of all dependencies (asks osv.dev)"
 	@echo "make bench-cpu  this machine's CPU, beside llama.cpp, vLLM and transformers where they are installed"
 	@echo "make bench-scheduler  what planning costs, into tests/bench/results/scheduler.json and its table"
 	@echo "make lint       formats, lints, types, arrows between rooms, budgets"
@@ -84,6 +87,17 @@ acceptance: .venv/.tested
 	status=0; for suite in $(SUITES); do \
 	    $(BIN)/python -m pytest --suite $$suite --full --record --timeout 3600 $(ARGS) || status=1; done; exit $$status
 	@echo "plait: figures are in tests/bench/results: $(SUITES:%=acceptance-%.json)"
+
+SECONDS := 60
+TARGETS :=
+
+# All decoders share the seconds; each gets the inputs. What failed lies in target/fuzz.
+fuzz: .venv/.tested
+	PYTHONPATH=tests $(BIN)/python -m fuzz.run $(TARGETS) $(if $(INPUTS),--inputs $(INPUTS),--seconds $(SECONDS)) $(ARGS)
+
+# Exit code 3: the source of advisories cannot be reached from here, so nothing was checked.
+audit: .venv/.tested
+	$(BIN)/python tools/check_dependencies.py $(ARGS)
 
 # On a machine that does nothing else; tests/bench/cpu/README.md says how to get the peers.
 bench-cpu: .venv/.tested

@@ -1,6 +1,6 @@
-"""Generate the reference pages of docs/: `python tools/generate_docs.py [settings|metrics|errors]...`.
+"""Generate the reference pages of docs/: `python tools/generate_docs.py [settings|metrics|errors|limits]...`.
 
-Without a name it writes all three. Settings come from the structs behind the command line, metrics from the page of an
+Without a name it writes all four. Settings come from the structs behind the command line, metrics from the page of an
 engine that is started on a check model, errors from the tables in the code. `--check` writes nothing and exits with 1
 if a page is out of date.
 """
@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import limits_page
 import msgspec
 from plait import cli
 from plait._router import Engine
@@ -199,7 +200,26 @@ def errors_page() -> str:
     return "\n".join(lines)
 
 
-PAGES: dict[str, Callable[[], str]] = {"settings": settings_page, "metrics": metrics_page, "errors": errors_page}
+def limits_page_text() -> str:
+    """docs/limits.md."""
+    lines = [
+        "# Limits",
+        "",
+        "What Plait takes at most. Each value is read from the constant that enforces it.",
+        "Queues have [settings](settings.md): `--max-queue`, `--max-queue-tokens`, `--max-queue-seconds`.",
+        "",
+    ]
+    for title, (beyond, limits) in limits_page.GROUPS.items():
+        lines += [f"## {title}", "", beyond, "", *table(("what", "at most", "constant"), limits_page.rows(limits))]
+    return "\n".join(lines)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "settings": settings_page,
+    "metrics": metrics_page,
+    "errors": errors_page,
+    "limits": limits_page_text,
+}
 
 
 def page(name: str) -> str:

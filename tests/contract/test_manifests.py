@@ -78,6 +78,7 @@ CRATES = {
     "openai": {"plait-core", "plait-grammar", "plait-proto", "plait-text"},
     "engine": {"plait-core", "plait-grammar", "plait-openai", "plait-proto", "plait-text"},
     "sim": {"plait-core", "plait-proto"},
+    "fuzz": {"plait-core", "plait-grammar", "plait-openai", "plait-proto", "plait-sim", "plait-text"},
     "python": {"plait-engine", "plait-sim"},
 }
 

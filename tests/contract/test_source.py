@@ -12,17 +12,40 @@ ROOMS = ("router/python/plait", "worker/plait_worker", "kernels/plait_kernels", 
 PRODUCT = [path for path in budgets.tracked(".py") if str(path.relative_to(budgets.ROOT)).startswith(ROOMS)]
 COMMAND_LINE = budgets.ROOT / "router/python/plait/cli.py"
 
-CODE_FROM_DATA_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+CODE_FROM_DATA_MODULES = {
+    "pickle",
+    "cPickle",
+    "_pickle",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "shelve",
+    "marshal",
+    "runpy",
+    "multiprocessing",  # its queues and pipes pickle
+}
 CODE_FROM_DATA_CALLS = {
     "eval",
     "exec",
     "torch.load",
     "torch.jit.load",
+    "torch.hub.load",
+    "torch.package.PackageImporter",
+    "torch.multiprocessing.spawn",
+    "torch.save",
     "numpy.load",
     "np.load",
+    "numpy.fromfile",
+    "pandas.read_pickle",
     "yaml.load",
+    "yaml.full_load",
+    "yaml.unsafe_load",
+    "builtins.eval",
+    "builtins.exec",
     "os.system",
 }
+PICKLING_COLLECTIVES = re.compile(r"(broadcast|scatter|send|recv)_object_list|(all_)?gather_object")
+"""torch.distributed's, which unpickle what a peer sends."""
 ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.getenvb"}
 WORKPLACE = re.compile(r"/(?:work|root|tmp/brief|tmp/target|opt/wheels)/|crates-mirror|\bissues show\b")
 
@@ -55,8 +78,13 @@ def forbidden(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Call):
             if (name := dotted(node.func)) in CODE_FROM_DATA_CALLS:
                 yield name
+            if PICKLING_COLLECTIVES.fullmatch(name.rpartition(".")[2]):
+                yield name
             for keyword in node.keywords:
-                if keyword.arg in {"shell", "trust_remote_code"} and getattr(keyword.value, "value", True) is not False:
+                if (
+                    keyword.arg in {"shell", "trust_remote_code", "allow_pickle"}
+                    and getattr(keyword.value, "value", True) is not False
+                ):
                     yield f"{keyword.arg}=True"
 
 
@@ -75,6 +103,9 @@ def environment_reads(tree: ast.AST) -> set[str]:
         "eval('1')",
         "subprocess.run('ls', shell=True)",
         "AutoModel.from_pretrained(name, trust_remote_code=True)",
+        "numpy.lib.format.read_array(file, allow_pickle=True)",
+        "dist.all_gather_object(found, mine)",
+        "from multiprocessing import Queue",
     ],
 )
 def test_code_from_data_is_found(code: str) -> None:

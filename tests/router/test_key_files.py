@@ -10,6 +10,11 @@ from plait.cli import run
 from plait.errors import SettingsError
 from plait.launch.group_place import group_place
 from plait.nodes.key_files import read_keys, write_new_keys
+from plait.nodes.launch import with_keys_of_now
+from plait.nodes.layout import plan_layout
+from plait.nodes.place import Place
+from plait.nodes.plan import LaunchPlan
+from plait.nodes.settings import LaunchSettings, NodeSettings
 from plait.settings import GroupSettings, ServeSettings
 
 
@@ -43,6 +48,36 @@ def test_keys_that_exist_are_not_overwritten(tmp_path: Path, capsys: pytest.Capt
     assert run(["keys", "new", str(tmp_path), "--nodes", "3"]) == 2
     assert "public.keys exists" in capsys.readouterr().err
     assert (tmp_path / "node-0.key").read_text() == before
+
+
+def test_a_restart_meets_with_the_keys_that_are_there_then(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Links that are open do not depend on the files any more."""
+    write_new_keys(tmp_path / "keys", 2)
+    write_new_keys(tmp_path / "new", 2)
+    settings = LaunchSettings(nodes=NodeSettings(nnodes=2, node_rank=1, keys=str(tmp_path / "keys")))
+    plan = LaunchPlan(
+        model=None,
+        settings=settings,
+        place=Place(num_nodes=2, node=1, head="127.0.0.1", head_port=7450, said_by="--node-rank"),
+        layout=plan_layout(num_nodes=2, tp=1, dp=2, dp_attention=False, gpus_per_node=0),
+        head_address="127.0.0.1",
+        address="127.0.0.1",
+        address_reason="",
+        gpus=(),
+        environment={},
+        keys=read_keys(tmp_path / "keys", 1, 2),
+        words=[],
+        ports=[],
+    )
+    assert with_keys_of_now(plan) == plan
+    for name in ("public.keys", "node-1.key"):
+        (tmp_path / "new" / name).rename(tmp_path / "keys" / name)
+    renewed = with_keys_of_now(plan)
+    assert renewed.keys == read_keys(tmp_path / "keys", 1, 2) != plan.keys
+    assert capsys.readouterr().out == "The key files have changed: the nodes meet with the new keys\n"
+    (tmp_path / "keys" / "node-1.key").write_text("short")
+    with pytest.raises(SettingsError, match="plait keys new"):
+        with_keys_of_now(renewed)
 
 
 def spoil(folder: Path, how: str) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 from plait_proto import ExitCode
 
 from plait.check_settings import check_settings
@@ -66,6 +67,14 @@ def _keys(settings: LaunchSettings, place: Place) -> NodeKeys | None:
             "node needs public.keys and its own"
         )
     return read_keys(Path(settings.nodes.keys), place.node, place.num_nodes)
+
+
+def with_keys_of_now(plan: LaunchPlan) -> LaunchPlan:
+    """For the next meeting, as engines read the files at each start. Raises `SettingsError`."""
+    keys = _keys(plan.settings, plan.place)
+    if keys != plan.keys:
+        say("The key files have changed: the nodes meet with the new keys")
+    return msgspec.structs.replace(plan, keys=keys)
 
 
 def _plan(
@@ -140,6 +149,7 @@ async def _run(plan: LaunchPlan) -> int:
             return _exit_code(stop)
         say(f"Restart in {stop.restart_after:g} s: {stop.cause.reason}")
         await _wait(stop.restart_after, requests)
+        plan = with_keys_of_now(plan)
     say("Stopped")
     return DONE
 
