@@ -100,7 +100,7 @@ GROUPS: dict[str, tuple[str, tuple[Limit, ...]]] = {
         (
             Limit("an API key file", f"{HTTP}/auth.py", "MAX_KEY_FILE_BYTES", "bytes"),
             Limit("public.keys and a node's key", f"{NODES}/key_files.py", "MAX_BYTES", "bytes"),
-            Limit("a file of restarts", f"{NODES}/restarts.py", "MAX_FILE_BYTES", "bytes"),
+            Limit("a file of restarts", "router/python/plait/restarts.py", "MAX_FILE_BYTES", "bytes"),
             Limit("requests of a trace for `plait simulate`", "router/sim/src/trace.rs", "MAX_REQUESTS"),
             Limit("a dataset for `plait bench`", "router/python/plait/bench/datasets.py", "MAX_FILE_BYTES", "bytes"),
         ),

@@ -23,8 +23,8 @@ from plait.launch.hash_key import cache_secrets
 from plait.nodes import messages
 from plait.nodes.facts import read_model_files
 from plait.nodes.key_files import read_keys
-from plait.nodes.restarts import RestartBudget
 from plait.plan.model import read_model
+from plait.restarts import RestartBudget
 from plait.settings import ServeSettings
 from plait_proto import UNDECODABLE, Malformed, decode, encode
 from plait_proto.all_reduce_check import decode_reduced, decode_reply, decode_request
@@ -240,6 +240,12 @@ TARGETS = (
     Target("reduced", JSON, UNDECODABLE, decode_reduced),
     Target("worker_config", JSON, (WorkerError,), _of_file("worker.json", _read_config)),
     Target("restarts", JSON, (SettingsError,), _of_file("restarts", lambda it: RestartBudget("group", 5, str(it)))),
+    Target(
+        "kept_restarts",
+        JSON,
+        (SettingsError,),
+        _of_file("kept", lambda it: RestartBudget("group", 5, str(it), model="m")),
+    ),
     Target("config", [*JSON, *CONFIG], _MODEL_FILES, _config),
     Target("plan_config", [*JSON, *CONFIG], (StartError,), _of_file("plan.json", _plan)),
     Target("gguf_header", GGUF, _MODEL_FILES, _of_file("model.gguf", _checkpoint), 100),
