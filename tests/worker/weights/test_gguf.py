@@ -113,19 +113,37 @@ KEPT = {
 def test_matrices_stay_quantised_unless_a_type_is_named(
     kind: Any, tiny_llama: Any, write_gguf: Callable[..., Any]
 ) -> None:
-    path = write_gguf(tiny_llama, kind=kind)
+    check_kept_matrices(write_gguf(tiny_llama, kind=kind), KEPT[kind], tiny_llama.config.hidden_size)
+
+
+K_QUANTS = {"attn_v": Kind.Q6_K, "ffn_down": Kind.Q6_K, "ffn_up": Kind.Q5_K, "attn_k": Kind.Q5_0}
+
+
+def test_k_quants_stay_quantised(write_gguf: Callable[..., Any]) -> None:
+    """As files of mixed kinds have them: queries, keys and values differ, and the head is finer."""
+
+    def kind(name: str) -> Kind:
+        return Kind.F32 if "norm" in name or "token_embd" in name else K_QUANTS.get(name.split(".")[-2], Kind.Q4_K)
+
+    config = transformers.LlamaConfig(**(LLAMA | {"hidden_size": 256, "intermediate_size": 512}))
+    path = write_gguf(transformers.LlamaForCausalLM(config), kind=kind)
+    check_kept_matrices(path, {"Q4_K", "Q5_K", "Q6_K", "Q5_0"}, 256)
+
+
+def check_kept_matrices(path: Path, kinds: set[str], hidden_size: int) -> None:
+    """They multiply nearly as the same file's matrices in bfloat16."""
     kept, rounded = (load_model(path, dtype, torch.device("cpu"), Parallel()) for dtype in ("auto", "bfloat16"))
     assert isinstance(kept, MhaDecoder)
     assert isinstance(rounded, MhaDecoder)
     assert rounded.gguf_types == set()
-    assert kept.gguf_types == (KEPT[kind] if kept.dtype == torch.bfloat16 else set())
+    assert kept.gguf_types == (kinds if kept.dtype == torch.bfloat16 else set())
     for ours, theirs in zip(kept.blocks, rounded.blocks, strict=True):
         for name in ("attention.qkv", "attention.output", "mlp.gate_up", "mlp.down"):
             one, other = (attrgetter(name)(block).multiply for block in (ours, theirs))
             x = torch.randn(5, one.num_inputs).to(kept.dtype)
             expected = other.matmul_float32(x.bfloat16())
             assert (one.matmul_float32(x) - expected).abs().max() < 0.02 * expected.abs().max()
-    hidden = torch.randn(3, 64)
+    hidden = torch.randn(3, hidden_size)
     expected = rounded.logits(hidden.bfloat16())
     assert (kept.logits(hidden.to(kept.dtype)) - expected).abs().max() < 0.02 * expected.abs().max()
 
