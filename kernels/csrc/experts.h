@@ -9,7 +9,7 @@
 
 namespace plait {
 
-// The experts' matrices, all dense and of one shape. As plait_kernels/cpu/library.py declares it.
+// The experts' matrices, of one shape: all dense, or all of GGUF blocks. As plait_kernels/cpu/library.py declares it.
 struct Experts {
     const Matrix* gate_ups;  // outputs are gates, then ups: a multiple of 32 each
     const Matrix* downs;
@@ -31,6 +31,8 @@ struct Pairs {
 template <class Type>
 struct ExpertScratch {
     std::vector<typename Type::Raw> gathered, gated;
+    QuantisedScratch quantised, quantised_gated;
+    std::vector<int64_t> rows;   // of the quantised ones, in the pairs' order by expert: each expert begins a group
     std::vector<float> results;  // by pair
 };
 
@@ -41,23 +43,40 @@ void for_each_expert(const Experts& experts, const Pairs& pairs, const Work& wor
         if (begin < pairs.ends[expert]) work(expert, begin, pairs.ends[expert] - begin);
 }
 
+// Numbers the pairs' quantised rows; returns how many there are with those that fill an expert's last group.
+inline int64_t place_rows(const Experts& experts, const Pairs& pairs, std::vector<int64_t>& rows) {
+    int64_t next = 0;
+    fit(rows, pairs.count());
+    for_each_expert(experts, pairs, [&](int64_t, int64_t begin, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) rows[begin + i] = next + i;
+        next += num_groups(count) * kGroupRows;
+    });
+    return next;
+}
+
 template <class Type>
 void run_experts(ThreadPool& pool, const Experts& experts, const Pairs& pairs, const typename Type::Raw* x,
                  ExpertScratch<Type>& scratch, typename Type::Raw* out) {
     using Raw = typename Type::Raw;
     const int64_t hidden = experts.gate_ups->inputs, width = experts.downs->inputs;
-    Raw *gathered = scratch.gathered.data(), *gated_rows = scratch.gated.data();
+    const Inputs<Type> gathered(*experts.gate_ups, scratch.gathered.data(), scratch.quantised);
+    const Inputs<Type> gated(*experts.downs, scratch.gated.data(), scratch.quantised_gated);
+    const int64_t* rows = scratch.rows.data();
     float* results = scratch.results.data();
     for_each_row(pool, pairs.count(), [&](int64_t index) {
-        std::memcpy(gathered + index * hidden, x + pairs.order[index] / pairs.top_k * hidden, hidden * sizeof(Raw));
+        const Raw* from = x + pairs.order[index] / pairs.top_k * hidden;
+        if (gathered.num_bytes > 0)
+            gathered.quantise_row(rows[index], from);
+        else
+            std::memcpy(gathered.x + index * hidden, from, hidden * sizeof(Raw));
     });
     for_each_expert(experts, pairs, [&](int64_t expert, int64_t begin, int64_t count) {
-        gate_up_silu<Type>(pool, experts.gate_ups[expert], Inputs<Type>(gathered + begin * hidden), count,
-                    Inputs<Type>(gated_rows + begin * width));
+        gate_up_silu<Type>(pool, experts.gate_ups[expert], gathered.from(rows[begin], begin, hidden), count,
+                           gated.from(rows[begin], begin, width));
     });
     for_each_expert(experts, pairs, [&](int64_t expert, int64_t begin, int64_t count) {
-        const Inputs<Type> inputs(gated_rows + begin * width);
         const Matrix& down = experts.downs[expert];
+        const Inputs<Type> inputs = gated.from(rows[begin], begin, width);
         gemm<Type>(pool, down, inputs, count, [&](int64_t row, int64_t first, Floats* sums, int exist) {
             write_panel<Float32>(results + pairs.order[begin + row] * hidden + first, sums, exist);
         });
@@ -87,6 +106,9 @@ void experts(const Experts& experts, const Pairs& pairs, const typename Type::Ra
     fit(scratch.gathered, pairs.count() * hidden);
     fit(scratch.gated, pairs.count() * width);
     fit(scratch.results, pairs.count() * hidden);
+    const int64_t num_rows = place_rows(experts, pairs, scratch.rows);
+    if (!experts.gate_ups->is_dense()) scratch.quantised.fit(num_rows, hidden);
+    if (!experts.downs->is_dense()) scratch.quantised_gated.fit(num_rows, width);
     ThreadPool::get().run([&](ThreadPool& pool) { run_experts<Type>(pool, experts, pairs, x, scratch, out); });
 }
 

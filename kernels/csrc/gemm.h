@@ -30,6 +30,14 @@ struct Inputs {
           quantised(scratch.rows(matrix.inputs)),
           num_bytes(int(matrix.activation_bits / 8)) {}
 
+    // Rows from `row` on, which begins a group of the quantised ones; in x it is row `x_row`.
+    Inputs from(int64_t row, int64_t x_row, int64_t width) const {
+        Inputs rest = *this;
+        rest.x += x_row * width;
+        rest.quantised.first_group += row / kGroupRows;
+        return rest;
+    }
+
     // Rows that are no GEMM's input.
     explicit Inputs(Raw* x) : x(x), quantised{}, num_bytes(0) {}
 
@@ -47,17 +55,20 @@ struct Inputs {
             quantise_block<2>(values, row % kGroupRows, quantised.group<2>(row / kGroupRows)[block]);
     }
 
+    // Quantises all blocks of a row.
+    void quantise_row(int64_t row, const Raw* from) const {
+        for (int64_t block = 0; block < quantised.num_blocks; ++block, from += kBlockInputs) {
+            Floats values[kBlockInputs / kLanes];
+            for (int v = 0; v < kBlockInputs / kLanes; ++v) values[v] = Type::read(from + v * kLanes);
+            quantise(row, block, values);
+        }
+    }
+
     // Quantises all of x if the GEMM needs it.
     void quantise_all(ThreadPool& pool, int64_t rows) const {
         if (num_bytes == 0) return;
-        for_each_row(pool, rows, [&](int64_t row) {
-            for (int64_t block = 0; block < quantised.num_blocks; ++block) {
-                Floats values[kBlockInputs / kLanes];
-                const Raw* from = x + (row * quantised.num_blocks + block) * kBlockInputs;
-                for (int v = 0; v < kBlockInputs / kLanes; ++v) values[v] = Type::read(from + v * kLanes);
-                quantise(row, block, values);
-            }
-        });
+        const int64_t width = quantised.num_blocks * kBlockInputs;
+        for_each_row(pool, rows, [&](int64_t row) { quantise_row(row, x + row * width); });
     }
 };
 

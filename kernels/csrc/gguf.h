@@ -33,10 +33,11 @@ struct alignas(kLanes == 16 ? 64 : 8) QuantisedBlock {
 struct QuantisedRows {
     void* memory;  // QuantisedBlock [groups, blocks]
     int64_t num_blocks;
+    int64_t first_group;  // whose rows are number 0 and on
 
     template <int NumBytes>
     QuantisedBlock<NumBytes>* group(int64_t index) const {
-        return static_cast<QuantisedBlock<NumBytes>*>(memory) + index * num_blocks;
+        return static_cast<QuantisedBlock<NumBytes>*>(memory) + (first_group + index) * num_blocks;
     }
 };
 
@@ -49,7 +50,7 @@ public:
     void fit(int64_t rows, int64_t inputs) {
         plait::fit(blocks_, num_groups(rows) * (inputs / kBlockInputs));
     }
-    QuantisedRows rows(int64_t inputs) { return {blocks_.data(), inputs / kBlockInputs}; }
+    QuantisedRows rows(int64_t inputs) { return {blocks_.data(), inputs / kBlockInputs, 0}; }
 
 private:
     std::vector<QuantisedBlock<2>> blocks_;  // the largest kind

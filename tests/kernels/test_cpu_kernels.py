@@ -17,7 +17,7 @@ from plait_kernels.linear import GgufMatrix, GgufWeight, PanelMatrix, can_pack
 from plait_kernels.linear.gguf import ACTIVATION_LIMITS, KINDS, join, quantise_and_dequantise
 from plait_kernels.mla.cpu import AbsorbedRows, DecompressedRows, PagedMla
 from plait_kernels.moe import pack_experts
-from plait_kernels.moe.cpu import ExpertPanels, can_pack_experts
+from plait_kernels.moe.cpu import ExpertPanels, can_pack_experts, dense_experts
 from plait_kernels.moe.reference import expert_mlps as experts_in_torch
 from plait_kernels.sampling import NO_TOKEN, Filters, cpu, reference
 from plait_testing.gguf_blocks import random_blocks
@@ -134,7 +134,7 @@ def store_with(x: Tensor) -> None:
 DOORS: dict[str, Callable[[Tensor], object]] = {
     "matrix": lambda x: PanelMatrix(torch.zeros(8, 64), None)(x),
     "blocks": lambda x: GgufMatrix([random_blocks("Q8_0", 8, 64)], None, torch.float32, 16).matmul_float32(x),
-    "experts": lambda x: ExpertPanels([(torch.zeros(64, 64), torch.zeros(64, 32))])(
+    "experts": lambda x: dense_experts([(torch.zeros(64, 64), torch.zeros(64, 32))])(
         x, torch.ones(4, 1), torch.zeros(4, 1, dtype=torch.int64)
     ),
     "attention": attend_with,
@@ -241,7 +241,7 @@ def test_rows_over_decompressed_keys_and_values_come_with_their_lse(
 @pytest.mark.parametrize(("hidden", "width"), [(48, 32), (34, 96)])
 def test_experts_are_those_of_the_reference(dtype: torch.dtype, hidden: int, width: int) -> None:
     gate_ups, downs = torch.randn(6, 2 * width, hidden).to(dtype), torch.randn(6, hidden, width).to(dtype)
-    held = ExpertPanels(zip(gate_ups, downs, strict=True))
+    held = dense_experts(zip(gate_ups, downs, strict=True))
     for num_tokens in (1, 2, 150):
         x, weights = torch.randn(num_tokens, hidden).to(dtype), torch.rand(num_tokens, 3)
         chosen = torch.rand(num_tokens, 6).topk(3).indices
@@ -252,6 +252,26 @@ def test_experts_are_those_of_the_reference(dtype: torch.dtype, hidden: int, wid
         given = held(x, weights, chosen)
         assert given.dtype == dtype
         torch.testing.assert_close(given.double(), right, rtol=0, atol=2 * TOLERANCE[dtype] * float(right.abs().max()))
+        assert torch.equal(held(x[-1:], weights[-1:], chosen[-1:]), given[-1:]), "a token depends on its company"
+
+
+@pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("Q4_1", "Q8_0")])
+def test_experts_in_gguf_blocks_are_those_of_their_values(kinds: tuple[str, str]) -> None:
+    hidden, width = 256, 256
+    gate_ups = [random_blocks(kinds[0], 2 * width, hidden, seed) for seed in range(6)]
+    downs = [random_blocks(kinds[1], hidden, width, seed) for seed in range(6)]
+    held = ExpertPanels(
+        (GgufMatrix([gate_up], None, torch.float32, 16), GgufMatrix([down], None, torch.float32, 16))
+        for gate_up, down in zip(gate_ups, downs, strict=True)
+    )
+    gate_up_values, down_values = (torch.stack([each.dequantised() for each in of]) for of in (gate_ups, downs))
+    for num_tokens in (1, 2, 150):
+        x, weights = torch.randn(num_tokens, hidden), torch.rand(num_tokens, 3)
+        chosen = torch.rand(num_tokens, 6).topk(3).indices
+        chosen[: num_tokens // 2] = torch.tensor([1, 0, 5])
+        right = experts_in_torch(x.double(), gate_up_values.double(), down_values.double(), weights, chosen)
+        given = held(x, weights, chosen)
+        torch.testing.assert_close(given.double(), right, rtol=0, atol=2e-4 * float(right.abs().max()))
         assert torch.equal(held(x[-1:], weights[-1:], chosen[-1:]), given[-1:]), "a token depends on its company"
 
 

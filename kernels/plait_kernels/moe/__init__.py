@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from plait_kernels.backends import Backend, Op, above, of_dtype, on_device, up_to
-from plait_kernels.moe.cpu import ExpertPanels, can_pack_experts
+from plait_kernels.moe.cpu import can_pack_experts, dense_experts
 from plait_kernels.moe.parts import MAX_INDEXED, MAX_LISTED, ExpertStack, RowParts
 from plait_kernels.moe.reference import softmax_top_k
 from plait_kernels.moe.routing import GroupLimit, Routing, sigmoid_group_top_k, softmax_group_top_k
@@ -42,7 +42,7 @@ def pack_experts(experts: Iterable[tuple[Tensor, Tensor]]) -> Experts:
     rest = iter(experts)
     first = next(rest)
     if can_pack_experts(*first):
-        return ExpertPanels(chain((first,), rest))
+        return dense_experts(chain((first,), rest))
     gate_up_EJH, down_EHI = (torch.stack(each) for each in zip(first, *rest, strict=True))
     return ExpertStack(gate_up_EJH, down_EHI)
 

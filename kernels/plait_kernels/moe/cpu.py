@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
-from itertools import starmap
 
 import torch
 from torch import Tensor
 
 from plait_kernels.cpu import library as cpu
-from plait_kernels.linear.cpu import PANEL, PanelMatrix, can_pack
+from plait_kernels.linear.cpu import PANEL, CpuMatrix, PanelMatrix, can_pack
 
 
 class ExpertPanels:
@@ -19,12 +18,9 @@ class ExpertPanels:
     Sums are float32; an expert's result is not rounded before it is added. Results do not depend on the batch.
     """
 
-    def __init__(self, experts: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """An expert's ``[J, H]``, gate rows first, and ``[H, I]`` each, as ``can_pack_experts`` takes them.
-
-        Each is copied before the next is asked for.
-        """
-        pairs = list(starmap(_repack_expert, experts))
+    def __init__(self, experts: Iterable[tuple[CpuMatrix, CpuMatrix]]) -> None:
+        """An expert's ``[J, H]``, gate rows first, and ``[H, I]`` each: all dense, or all of GGUF blocks."""
+        pairs = list(experts)
         self._num_experts = len(pairs)
         self._matrices = tuple(zip(*pairs, strict=True))
         self._arrays = [(cpu.Matrix * len(each))(*(matrix.struct for matrix in each)) for each in self._matrices]
@@ -48,8 +44,12 @@ class ExpertPanels:
         return out_TH
 
 
-def _repack_expert(gate_up_JH: Tensor, down_HI: Tensor) -> tuple[PanelMatrix, PanelMatrix]:
-    return PanelMatrix(gate_up_JH, None), PanelMatrix(down_HI, None)
+def dense_experts(experts: Iterable[tuple[Tensor, Tensor]]) -> ExpertPanels:
+    """Of ``[J, H]`` and ``[H, I]`` each, as ``can_pack_experts`` takes them.
+
+    Each is copied before the next is asked for.
+    """
+    return ExpertPanels((PanelMatrix(gate_up_JH, None), PanelMatrix(down_HI, None)) for gate_up_JH, down_HI in experts)
 
 
 def can_pack_experts(gate_up_JH: Tensor, down_HI: Tensor) -> bool:

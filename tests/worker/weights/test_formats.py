@@ -18,7 +18,7 @@ from plait_worker.parallel import Parallel, Shard
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.formats.dense import Dense
 from plait_worker.weights.formats.read import read_experts
-from plait_worker.weights.reader import MatrixShard, WeightFormat, Weights
+from plait_worker.weights.reader import ExpertShards, MatrixShard, WeightFormat, Weights
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ class Negated(Dense):
         """By the negated weights."""
         return super().matrix(-stored, bias_O, dtype, activation_bits)
 
-    def experts(self, stored: Iterator[tuple[Tensor, Tensor]]) -> Experts:
+    def experts(self, stored: Iterator[tuple[Tensor, Tensor]], _dtype: torch.dtype) -> Experts:
         """With negated down projections."""
         return pack_experts((gate_up, -down) for gate_up, down in stored)
 
@@ -44,7 +44,9 @@ class Negated(Dense):
 class OnlyLinear(Negated):
     """Has no kernel for experts."""
 
-    stacks_experts = False
+    def takes_experts(self, _weights: Weights, _first: ExpertShards) -> bool:
+        """Never."""
+        return False
 
 
 class Source:

@@ -15,6 +15,7 @@ import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plait_kernels.moe.cpu import ExpertPanels
 from plait_testing.rank_threads import on_every_rank
 from plait_worker.errors import ModelFilesError, WorkerError
 from plait_worker.model_config import FactorsRope, LinearRope, YarnRope
@@ -180,7 +181,7 @@ def test_memory_must_hold_what_is_kept_and_no_more(kind: Any, tiny_llama: Any, w
 def test_too_little_memory_is_told_before_a_tensor_is_read(
     write_gguf: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Experts and the embedding are dense, whatever block type the file has."""
+    """The embedding is dense, whatever block type the file has."""
     path = write_gguf(tiny_moe(), arch="qwen3moe", kind=Kind.Q4_0, extra=write_expert_fields)
     needed = bytes_to_load(path)
     load_model(path, "auto", CPU, Parallel(), free_bytes=needed)
@@ -265,6 +266,32 @@ def test_a_qwen3_moe_keeps_its_rows_and_splits_its_experts(write_gguf: Callable[
     name = "model.layers.0.self_attn.q_proj.weight"
     assert torch.equal(tensors[name], parameters[name])
     load(path)
+
+
+def moe_in_blocks(path: Path, dtype: str, parallel: Parallel) -> tuple[Any, bool]:
+    """The first layer's experts, and whether they are quantised."""
+    experts = load_model(path, dtype, CPU, parallel).blocks[0].mlp.experts
+    is_compiled = isinstance(experts, ExpertPanels)
+    return experts, is_compiled and any(matrix.struct.activation_bits for matrix in experts._matrices[0])
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="quantised weights want AVX512-BF16")
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0])
+def test_experts_of_a_gguf_stay_quantised(kind: Kind, write_gguf: Callable[..., Any]) -> None:
+    path = write_gguf(tiny_moe(), arch="qwen3moe", kind=kind, extra=write_expert_fields)
+    kept, is_quantised = moe_in_blocks(path, "auto", Parallel())
+    rounded, is_rounded_quantised = moe_in_blocks(path, "bfloat16", Parallel())
+    assert (is_quantised, is_rounded_quantised) == (True, False)
+    x, weights = torch.randn(9, 64).bfloat16(), torch.rand(9, 2)
+    chosen = torch.rand(9, 4).topk(2).indices
+    expected = rounded(x, weights, chosen).float()
+    assert (kept(x, weights, chosen).float() - expected).abs().max() < 0.03 * expected.abs().max()
+
+
+def test_experts_whose_blocks_the_ranks_would_cut_are_dense(write_gguf: Callable[..., Any], tmp_path: Path) -> None:
+    path = write_gguf(tiny_moe(), arch="qwen3moe", kind=Kind.Q8_0, extra=write_expert_fields)
+    found = on_every_rank(2, tmp_path, lambda parallel: moe_in_blocks(path, "auto", parallel)[1])
+    assert found == [False, False]
 
 
 def test_rope_scalings_are_read(tiny_llama: Any, write_gguf: Callable[..., Any]) -> None:

@@ -18,8 +18,8 @@ from plait_worker.layers.router import Chosen, read_router
 from plait_worker.model_config import ModelConfig, MoeConfig
 from plait_worker.parallel import Parallel, Shard
 from plait_worker.rank_sums import Summand
-from plait_worker.weights.formats.read import ExpertShards, read_experts
-from plait_worker.weights.reader import MatrixShard, Weights
+from plait_worker.weights.formats.read import read_experts
+from plait_worker.weights.reader import ExpertShards, MatrixShard, Weights
 
 
 class GatedMlp:

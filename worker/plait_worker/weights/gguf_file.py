@@ -40,8 +40,8 @@ class _Stored:
 
     @property
     def has_gemm(self) -> bool:
-        """Whether it is a matrix whose block type has a GEMM; experts have none."""
-        return self.expert is None and self.tensor.kind.name in KINDS and len(self.shape) == 2
+        """Whether it is a matrix whose block type has a GEMM."""
+        return self.tensor.kind.name in KINDS and len(self.shape) == 2
 
 
 class GgufFile:

@@ -44,6 +44,8 @@ class MatrixShard:
 
 
 StoredT = TypeVar("StoredT")
+ExpertShards = tuple[Sequence[MatrixShard], Sequence[MatrixShard]]
+"""Gate and up, then down."""
 
 
 class WeightFormat(Protocol[StoredT]):
@@ -57,9 +59,8 @@ class WeightFormat(Protocol[StoredT]):
         """Whether matrices stay quantised in memory."""
         ...
 
-    @property
-    def stacks_experts(self) -> bool:
-        """Whether there are kernels for experts in this format."""
+    def takes_experts(self, weights: Weights, first: ExpertShards) -> bool:
+        """Whether there are kernels for a layer's experts in this format; the first of them is as all."""
         ...
 
     def stored_bytes(self, source: TensorSource, name: str) -> int | None:
@@ -78,8 +79,8 @@ class WeightFormat(Protocol[StoredT]):
         """What a linear layer multiplies by; quantised formats round its inputs to ``activation_bits``."""
         ...
 
-    def experts(self, stored: Iterator[tuple[StoredT, StoredT]]) -> Experts:
-        """The stack of experts from gate and up, then down, of each."""
+    def experts(self, stored: Iterator[tuple[StoredT, StoredT]], dtype: torch.dtype) -> Experts:
+        """The stack of experts from gate and up, then down, of each; rows are of ``dtype``."""
         ...
 
 

@@ -10,7 +10,7 @@ from plait_kernels.linear import Matrix, dense_matrix
 from plait_kernels.moe import Experts, pack_experts
 from torch import Tensor
 
-from plait_worker.weights.reader import MatrixShard, Weights
+from plait_worker.weights.reader import ExpertShards, MatrixShard, Weights
 from plait_worker.weights.source import TensorSource
 
 
@@ -18,7 +18,6 @@ class Dense:
     """``WeightFormat`` that takes every matrix."""
 
     is_quantised = False
-    stacks_experts = True
 
     def stored_bytes(self, _source: TensorSource, _name: str) -> int | None:
         """``Weights`` counts dense matrices."""
@@ -41,7 +40,11 @@ class Dense:
         """The fastest for the device."""
         return dense_matrix(stored, bias_O)
 
-    def experts(self, stored: Iterator[tuple[Tensor, Tensor]]) -> Experts:
+    def takes_experts(self, _weights: Weights, _first: ExpertShards) -> bool:
+        """Always."""
+        return True
+
+    def experts(self, stored: Iterator[tuple[Tensor, Tensor]], _dtype: torch.dtype) -> Experts:
         """In one tensor, or compiled on a CPU."""
         return pack_experts(stored)
 

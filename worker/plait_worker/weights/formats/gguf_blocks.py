@@ -6,19 +6,22 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from plait_kernels.linear import GgufMatrix, GgufWeight, Matrix
-from plait_kernels.linear.gguf import join
+from plait_kernels.linear.gguf import PANEL, join
 from plait_kernels.moe import Experts
+from plait_kernels.moe.cpu import ExpertPanels
 from torch import Tensor
 
-from plait_worker.weights.reader import MatrixShard, Weights
+from plait_worker.weights.reader import ExpertShards, MatrixShard, Weights
 from plait_worker.weights.source import TensorSource
+
+_BITS = 8
+"""Activation bits of experts."""
 
 
 class GgufBlocks:
     """``WeightFormat`` of matrices whose block type has a kernel."""
 
     is_quantised = True
-    stacks_experts = False
 
     def stored_bytes(self, source: TensorSource, name: str) -> int | None:
         """From the header."""
@@ -52,9 +55,20 @@ class GgufBlocks:
         """Inputs of ``dtype`` are rounded to ``activation_bits``."""
         return GgufMatrix(stored, bias_O, dtype, activation_bits)
 
-    def experts(self, _stored: Iterator[tuple[tuple[GgufWeight, ...], tuple[GgufWeight, ...]]]) -> Experts:
-        """There is no kernel; ``stacks_experts`` says so."""
-        raise AssertionError("experts in GGUF blocks have no kernel")
+    def takes_experts(self, weights: Weights, first: ExpertShards) -> bool:
+        """Whether the first one can be kept, and gates end with a panel; all of a layer are stored alike."""
+        gate_up, down = ([self.read(weights, shard) for shard in shards] for shards in first)
+        if None in gate_up or None in down:
+            return False
+        return all(part.shape[0] % PANEL == 0 for parts in gate_up if parts is not None for part in parts)
+
+    def experts(
+        self, stored: Iterator[tuple[tuple[GgufWeight, ...], tuple[GgufWeight, ...]]], dtype: torch.dtype
+    ) -> Experts:
+        """Rows of ``dtype`` are quantised to 8 bits."""
+        return ExpertPanels(
+            (GgufMatrix(gate_up, None, dtype, _BITS), GgufMatrix(down, None, dtype, _BITS)) for gate_up, down in stored
+        )
 
 
 GGUF_BLOCKS = GgufBlocks()

@@ -6,6 +6,7 @@ Shapes: I inputs and O outputs of this rank.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TypeVar
 
 from plait_kernels.linear import Matrix
@@ -13,15 +14,13 @@ from plait_kernels.moe import Experts
 from torch import Tensor
 
 from plait_worker.weights.formats.dense import DENSE
-from plait_worker.weights.reader import MatrixShard, WeightFormat, Weights
+from plait_worker.weights.reader import ExpertShards, MatrixShard, WeightFormat, Weights
 
 A8, A16 = 8, 16
 """Activation bits of a GEMM with quantised weights. A16 takes twice as long; it is for what moves a model's answers
 most: queries, keys and the head."""
 
 StoredT = TypeVar("StoredT")
-ExpertShards = tuple[Sequence[MatrixShard], Sequence[MatrixShard]]
-"""Gate and up, then down."""
 
 
 def read_matrix(
@@ -44,21 +43,26 @@ def read_quantised(weights: Weights, shard: MatrixShard, activation_bits: int) -
 
 def read_experts(weights: Weights, experts: Iterable[ExpertShards]) -> Experts:
     """The stack of experts, in one format."""
-    stacking = (each for each in weights.formats if each.stacks_experts)
-    return _stack(next(stacking, DENSE), weights, experts)
+    experts = iter(experts)
+    first = next(experts)
+    taking = (each for each in weights.formats if each.takes_experts(weights, first))
+    return _stack(next(taking, DENSE), weights, chain((first,), experts))
 
 
 def _stack(weight_format: WeightFormat[StoredT], weights: Weights, experts: Iterable[ExpertShards]) -> Experts:
     return weight_format.experts(
-        (_read_stored(weight_format, weights, gate_up), _read_stored(weight_format, weights, down))
-        for gate_up, down in experts
+        (
+            (_read_stored(weight_format, weights, gate_up), _read_stored(weight_format, weights, down))
+            for gate_up, down in experts
+        ),
+        weights.dtype,
     )
 
 
 def _read_stored(weight_format: WeightFormat[StoredT], weights: Weights, shards: Sequence[MatrixShard]) -> StoredT:
     stored = _read_joined(weight_format, weights, shards)
     if stored is None:
-        raise AssertionError(f"{type(weight_format).__name__} stacks experts and does not take {shards[0].name}")
+        raise AssertionError(f"{type(weight_format).__name__} takes experts and does not take {shards[0].name}")
     return stored
 
 
