@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from plait_kernels.moe.cpu import ExpertPanels
 from plait_testing.rank_threads import on_every_rank
 from plait_worker.errors import ModelFilesError, WorkerError
+from plait_worker.layers.mlp import SparseMlp
 from plait_worker.model_config import FactorsRope, LinearRope, YarnRope
 from plait_worker.models.decoder import MhaDecoder
 from plait_worker.models.loader import load_model, open_checkpoint
@@ -270,9 +271,14 @@ def test_a_qwen3_moe_keeps_its_rows_and_splits_its_experts(write_gguf: Callable[
 
 def moe_in_blocks(path: Path, dtype: str, parallel: Parallel) -> tuple[Any, bool]:
     """The first layer's experts, and whether they are quantised."""
-    experts = load_model(path, dtype, CPU, parallel).blocks[0].mlp.experts
-    is_compiled = isinstance(experts, ExpertPanels)
-    return experts, is_compiled and any(matrix.struct.activation_bits for matrix in experts._matrices[0])
+    model = load_model(path, dtype, CPU, parallel)
+    assert isinstance(model, MhaDecoder)
+    mlp = model.blocks[0].mlp
+    assert isinstance(mlp, SparseMlp)
+    experts = mlp.experts
+    if not isinstance(experts, ExpertPanels):
+        return experts, False
+    return experts, any(matrix.struct.activation_bits for matrix in experts._matrices[0])
 
 
 @pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="quantised weights want AVX512-BF16")
