@@ -135,6 +135,7 @@ def test_streams_go_on_behind_their_last_token_after_a_loss(
     assert replica.wait_until_serving() == {"status": "ok"}
 
 
+@pytest.mark.slow
 def test_requests_that_come_while_ranks_are_lost_wait_for_others(replica: Server) -> None:
     right = stream(replica.url, GREEDY)
     for rank in replica.workers():

@@ -14,12 +14,14 @@ fn two_streams_held() -> Harness {
     let mut harness = Harness::alone(&json!({"restarts_ranks": true}), Timeouts::default());
     harness.dial(|_| {});
     harness.wait_for_phase("ready");
-    harness.hold(0, 6);
+    harness.hold(0, 1);
     for (stream, prompt) in [(1, "abc"), (2, "klm")] {
         harness.submit(stream, prompt, &asked());
     }
-    harness.wait_until("the rank has stopped", |harness| {
-        harness.workers[0].log().plans.len() > 6
+    harness.wait_until_taken(2);
+    harness.hold(0, 12);
+    harness.wait_until("the rank has stopped with both under way", |harness| {
+        harness.workers[0].log().plans.len() > 12
     });
     harness
 }

@@ -110,21 +110,30 @@ class Recovery:
             return
         say(f"Replica {number} lost its ranks: {lost.reason}; they start again" + (f" in {delay:g} s" if delay else ""))
         await asyncio.sleep(delay)
-        raw = _with_pages(self._config.read_bytes(), lost.num_pages)
+        try:
+            for worker in self._start(number, lost.num_pages):
+                watch_worker(worker)
+        except OSError as error:
+            self._engine.give_up(number, f"its ranks cannot be started again: {error}")
+
+    def _start(self, number: int, num_pages: int) -> list[Worker]:
+        raw = _with_pages(self._config.read_bytes(), num_pages)
         config = self._config.with_name(f"worker-{number}.json")
         config.write_bytes(raw)
         endpoint = self._engine.restart_ranks(number, config_fingerprint(raw))
-        for worker in self._workers.restart(number, endpoint, config):
-            watch_worker(worker)
+        return self._workers.restart(number, endpoint, config)
 
     def _delay(self) -> float | str:
         """Seconds to the next start, or why there is none."""
-        if (changed := _changed(self._files, _files(self._model))) is not None:
-            return f"{changed} has changed since the server started: start the server again"
         try:
+            changed = _changed(self._files, _files(self._model))
             delay = self._budget.after_loss(ExitCode.RANK_LOST, time.time())
+        except OSError as error:
+            return f"the model's files cannot be read: {error}"
         except SettingsError as error:
             return error.message
+        if changed is not None:
+            return f"{changed} has changed since the server started: start the server again"
         return "the restarts that --restart-budget allows within an hour are spent" if delay is None else delay
 
     def _keep_streams_alive(self, status: Status) -> None:
