@@ -139,6 +139,30 @@ def test_no_crate_reads_the_environment() -> None:
     assert [path for path in crates if re.search(r"\benv::vars?\b|\boption_env!", path.read_text())] == []
 
 
+READS_WALL_CLOCK = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(now|today)\(|\bSystemTime::now|\b(Utc|Local)::now")
+WALL_CLOCK = {
+    "router/engine/src/kv_events/publisher.rs": "the stamp of an event",
+    "router/engine/src/logging.rs": "the time of a log line",
+    "router/python/plait/http/app.py": "`created` of a model",
+    "router/python/plait/http/validate.py": "`created` of an answer",
+    "router/python/plait/launch/recovery.py": "losses, which a file keeps beyond a boot",
+    "router/python/plait/launch/serve.py": "losses, which a file keeps beyond a boot",
+    "router/python/plait/nodes/head.py": "losses, and the comparison of the nodes' clocks",
+    "router/python/plait/nodes/launch.py": "losses, which a file keeps beyond a boot",
+    "router/python/plait/nodes/member.py": "the comparison of the nodes' clocks",
+    "router/text/src/template.rs": "`strftime_now` of a template",
+}
+
+
+def test_a_clock_that_jumps_moves_no_deadline() -> None:
+    """Deadlines count on clocks that never jump; who reads the wall clock says what for."""
+    rust = [path for path in budgets.tracked(".rs") if "src" in path.parts and "fuzz" not in path.parts]
+    readers = {
+        str(path.relative_to(budgets.ROOT)) for path in PRODUCT + rust if READS_WALL_CLOCK.search(path.read_text())
+    }
+    assert readers == set(WALL_CLOCK)
+
+
 @pytest.mark.parametrize("room", ["worker", "kernels", "proto", "tests"])
 def test_a_room_is_not_itself_a_package(room: str) -> None:
     """`kernels` and `proto` are names of other projects' packages."""
