@@ -1,6 +1,6 @@
 //! Rule 4: the head of the queue is admitted into a slot with pages and its cached prefix.
 
-use crate::ids::{Micros, SlotId};
+use crate::ids::{Micros, RequestId, SlotId};
 use crate::kv_cache::{KvCache, PerKind, PrefixHits};
 use crate::outlook::JobSize;
 use crate::plan_builder::{MIN_CHUNK, PlanBuilder};
@@ -36,6 +36,9 @@ struct Passed {
     ranked: Option<std::vec::IntoIter<QueueKey>>,
     last: Option<QueueKey>,
     num: usize,
+    /// The first choice of the last one's prompt.
+    last_prompt: Option<RequestId>,
+    num_prompts: usize,
     num_pages: PerKind<u32>,
 }
 
@@ -45,12 +48,14 @@ impl Passed {
             ranked: None,
             last: None,
             num: 0,
+            last_prompt: None,
+            num_prompts: 0,
             num_pages: cache.no_pages(),
         }
     }
 }
 
-/// Requests that may be passed in one plan.
+/// Prompts of which requests may be passed in one plan; a prompt may have many choices.
 const MAX_PASSED: usize = 64;
 
 /// Requests behind a blocked head that a plan looks at.
@@ -73,6 +78,7 @@ impl Scheduler {
         let Some(mut queued) = self.queue.remove(head.key) else {
             return;
         };
+        self.queue.keep_choices(queued.job().choices());
         let num_expected = self.note_admission(head, builder);
         let admission = self.admission_of(queued.job(), head, num_expected);
         let slot = admission.slot;
@@ -98,6 +104,9 @@ impl Scheduler {
             let num_found = job.num_found.max(self.num_from_siblings(job));
             let num = self.cache.num_new_pages(num_found, job.num_known());
             add(&mut passed.num_pages, &num);
+            let prompt = Some(job.first_choice());
+            passed.num_prompts += usize::from(passed.last_prompt != prompt);
+            passed.last_prompt = prompt;
         }
         passed.num += 1;
         passed.last = Some(key);
@@ -108,7 +117,8 @@ impl Scheduler {
         let is_blocked = self.running.num_held() > 0
             || builder.is_full()
             || builder.has_all_slot_words()
-            || passed.num >= self.running.num_free_slots().min(MAX_PASSED);
+            || passed.num >= self.running.num_free_slots()
+            || passed.num_prompts >= MAX_PASSED;
         let key = match passed.last {
             _ if is_blocked => None,
             _ if self.settings.scheduler.policy == Policy::CacheAware => {

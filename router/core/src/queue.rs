@@ -1,6 +1,7 @@
 //! Requests that hold no pages, waiting or preempted, in order of admission.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use crate::fair_share::{FairShare, VirtualTime};
 use crate::ids::{RequestId, TenantId};
@@ -39,8 +40,9 @@ pub(crate) struct Queue {
     lanes: BTreeMap<TenantId, Lane>,
     heads: BTreeSet<Head>,
     pub(crate) room: QueueLimits,
-    /// Requests that have not run yet, by arrival.
-    waiting: BTreeSet<RequestId>,
+    /// Requests that have not run yet, nor has another choice of their prompt, by arrival. Only these leave unserved: an
+    /// answer of which a part has begun comes whole.
+    unserved: BTreeSet<RequestId>,
     /// None unless the policy is fair share.
     pub(crate) fair_share: Option<FairShare>,
     /// Requests so far, which number the next one.
@@ -73,7 +75,7 @@ impl Queue {
         self.room.add(lane, queued.job());
         let order = queued.job().order;
         if matches!(queued, Queued::Waiting { .. }) {
-            self.waiting.insert(queued.job().id());
+            self.unserved.insert(queued.job().id());
         }
         if !self.lanes.contains_key(&lane) {
             self.start_waiting(lane);
@@ -124,14 +126,21 @@ impl Queue {
         }
     }
 
-    /// The waiting requests at the end of a lane, last first. Preempted ones come before them.
-    pub(crate) fn waiting_backwards(
+    /// A choice of this prompt runs: the others are kept until they do.
+    pub(crate) fn keep_choices(&mut self, choices: Range<RequestId>) {
+        while let Some(choice) = self.unserved.range(choices.clone()).next().copied() {
+            self.unserved.remove(&choice);
+        }
+    }
+
+    /// The unserved requests at the end of a lane, last first. Preempted ones come before them.
+    pub(crate) fn unserved_backwards(
         &self,
         lane: TenantId,
     ) -> impl Iterator<Item = (QueueKey, &Job)> {
         let requests = self.lanes.get(&lane).into_iter();
         let backwards = requests.flat_map(|lane| lane.requests.iter().rev());
-        backwards.map_while(move |(order, queued)| match queued {
+        let waiting = backwards.map_while(move |(order, queued)| match queued {
             Queued::Waiting { job, .. } => Some((
                 QueueKey {
                     lane,
@@ -140,7 +149,8 @@ impl Queue {
                 &**job,
             )),
             Queued::Preempted { .. } => None,
-        })
+        });
+        waiting.filter(|(_, job)| self.unserved.contains(&job.id()))
     }
 
     /// The first requests of a queue with one lane, in order.
@@ -185,9 +195,9 @@ impl Queue {
         }
     }
 
-    /// Of the requests that have not run yet, the one that came first.
-    pub(crate) fn oldest_waiting(&self) -> Option<RequestId> {
-        self.waiting.first().copied()
+    /// Of the unserved requests, the one that came first.
+    pub(crate) fn oldest_unserved(&self) -> Option<RequestId> {
+        self.unserved.first().copied()
     }
 
     pub(crate) fn get(&self, key: QueueKey) -> Option<&Queued> {
@@ -219,7 +229,7 @@ impl Queue {
                 self.lanes.remove(&key.lane);
             }
         }
-        self.waiting.remove(&queued.job().id());
+        self.unserved.remove(&queued.job().id());
         self.room.remove(key.lane, queued.job());
         Some(queued)
     }

@@ -82,7 +82,8 @@ impl LaneLoad {
     fn share(self, limit: Limit) -> u64 {
         let load = match limit {
             Limit::Requests => self.load.num_requests,
-            Limit::Tokens => self.load.num_tokens,
+            // A choice whose prompt counts with the first one computes a token at least.
+            Limit::Tokens => self.load.num_tokens.saturating_add(self.load.num_requests),
         };
         load.saturating_mul(PARTS) / self.weight
     }
@@ -216,7 +217,7 @@ impl Queue {
         let LaneLoad { load, weight } = self.room.lanes[&longest];
         let (mut left, mut freed) = (load, Load::default());
         let mut displaced = Vec::new();
-        for (key, job) in self.waiting_backwards(longest) {
+        for (key, job) in self.unserved_backwards(longest) {
             let load = Load::of_job(job);
             (left, freed) = (left.minus(load), freed.plus(load));
             displaced.push(key);

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::num::NonZeroU32;
+use std::ops::Range;
 
 use smallvec::SmallVec;
 
@@ -147,6 +148,12 @@ impl Job {
 
     pub(crate) fn is_first_choice(&self) -> bool {
         self.first_choice == self.order.request
+    }
+
+    /// All choices of its prompt.
+    pub(crate) fn choices(&self) -> Range<RequestId> {
+        let first = self.first_choice;
+        first..RequestId(first.0 + u64::from(self.request.num_choices.get()))
     }
 
     pub(crate) fn sharing(&self) -> Sharing {
@@ -318,7 +325,7 @@ impl Job {
     ///
     /// A chunk predicts the token after each of its own. A preempted request computes its prompt
     /// again, but reports no position twice.
-    pub(crate) fn claim_prompt_positions(&mut self, start: u32, end: u32) -> std::ops::Range<u32> {
+    pub(crate) fn claim_prompt_positions(&mut self, start: u32, end: u32) -> Range<u32> {
         if !self.request.prompt_logprobs {
             return 0..0;
         }

@@ -91,7 +91,7 @@ impl Scheduler {
         let Some(limit) = self.limits.max_wait else {
             return;
         };
-        while let Some(Location::Queue(key)) = self.oldest_waiting() {
+        while let Some(Location::Queue(key)) = self.oldest_unserved() {
             let waited = self.queue.get(key).map_or(Micros(0), |it| it.waited(now));
             if waited <= limit {
                 return;
@@ -100,8 +100,8 @@ impl Scheduler {
         }
     }
 
-    fn oldest_waiting(&self) -> Option<Location> {
-        let oldest = self.queue.oldest_waiting()?;
+    fn oldest_unserved(&self) -> Option<Location> {
+        let oldest = self.queue.oldest_unserved()?;
         self.locations.get(&oldest).copied()
     }
 

@@ -327,3 +327,94 @@ fn fair_share_charges_choices_for_what_they_compute() {
     }
     assert_eq!(served, [0, 4, 1, 2, 3, 6, 5]);
 }
+
+/// One slot: the last choices wait longer than a request may, and their answer has begun.
+#[test]
+fn choices_of_an_answer_that_has_begun_wait_as_long_as_it_takes() {
+    let settings = with(small(), |it| {
+        it.scheduler.max_seqs = Some(1);
+        it.scheduler.max_queue_seconds = Some(5.0);
+    });
+    let mut scheduler = Scheduler::new(settings).unwrap();
+    scheduler.submit(request(&[1; 6], 3), Micros(0)).unwrap();
+    let late = scheduler.submit(request(&[2; 6], 2), Micros(0)).unwrap();
+    let plan = scheduler.plan(Micros(0)).unwrap();
+    complete(&mut scheduler, &plan);
+    let mut num_steps = 1;
+    while let Some(plan) = scheduler.plan(Micros(6_000_000)) {
+        complete(&mut scheduler, &plan);
+        num_steps += 1;
+    }
+    assert_eq!(
+        num_steps,
+        3 * 4,
+        "three choices of four tokens, one after the other"
+    );
+    let rejected = scheduler.take_rejected();
+    let ids: Vec<_> = rejected.iter().map(|it| it.request).collect();
+    assert_eq!(
+        ids,
+        [late, RequestId(late.0 + 1)],
+        "none of these had begun"
+    );
+}
+
+/// The prompt of the first tenant is computed, and its other choices wait.
+#[test]
+fn choices_whose_prompt_is_computed_count_in_a_full_queue() {
+    let settings = with(server(false, 2048), |it| {
+        it.scheduler.policy = Policy::Fair;
+        it.scheduler.max_seqs = Some(1);
+        it.scheduler.max_queue_tokens = 100;
+    });
+    let mut scheduler = Scheduler::new(settings).unwrap();
+    let of = |tenant, num_prompt, num_choices| Request {
+        tenant: TenantId(tenant),
+        ..request(&vec![1; num_prompt], num_choices)
+    };
+    scheduler.submit(of(1, 90, 60), Micros(0)).unwrap();
+    let plan = scheduler.plan(Micros(0)).unwrap();
+    complete(&mut scheduler, &plan);
+    let last = scheduler.submit(of(1, 90, 1), Micros(0)).unwrap();
+    scheduler.submit(of(2, 95, 1), Micros(0)).unwrap();
+    let rejected = scheduler.take_rejected();
+    assert_eq!(rejected.len(), 1);
+    assert_eq!(
+        rejected[0].request, last,
+        "tenant 1 has 59 choices beside it"
+    );
+    assert_eq!(rejected[0].refusal, Refusal::Displaced);
+}
+
+#[test]
+fn a_full_queue_takes_no_choice_of_an_answer_that_has_begun() {
+    let settings = with(settings(), |it| {
+        it.scheduler.policy = Policy::Fair;
+        it.scheduler.max_seqs = Some(1);
+        it.scheduler.max_queue = 10;
+    });
+    let mut scheduler = Scheduler::new(settings).unwrap();
+    let of = |tenant, num_choices| Request {
+        tenant: TenantId(tenant),
+        ..request(&[1, 2], num_choices)
+    };
+    scheduler.submit(of(1, 11), Micros(0)).unwrap();
+    let plan = scheduler.plan(Micros(0)).unwrap();
+    complete(&mut scheduler, &plan);
+    let refused = scheduler.submit(of(2, 1), Micros(0));
+    assert!(
+        matches!(refused, Err(Refusal::QueueFull { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(scheduler.take_rejected(), []);
+}
+
+#[test]
+fn others_pass_a_hundred_choices_that_wait_for_their_prompt() {
+    let mut scheduler = Scheduler::new(server(true, 4096)).unwrap();
+    let prompt: Vec<TokenId> = (0..2048).collect();
+    scheduler.submit(request(&prompt, 100), Micros(0)).unwrap();
+    scheduler.submit(request(&[5000; 7], 1), Micros(0)).unwrap();
+    let plan = scheduler.plan(Micros(0)).unwrap();
+    assert_eq!(chunks(&plan), [(0, 0, 2048), (100, 0, 7)]);
+}
