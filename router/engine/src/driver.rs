@@ -19,6 +19,7 @@ use plait_proto::{Drain, ExitCode, Fail, Fingerprint, Message};
 
 use crate::clock::{micros, since};
 use crate::handshake::{Handshake, WarmUp};
+use crate::intake::Admission;
 use crate::kv_events::KvEventSender;
 use crate::link::Link;
 use crate::mailbox::Mail;
@@ -32,7 +33,6 @@ use crate::shared::{ReplicaShared, Shared};
 use crate::status::Phase;
 use crate::step_trace::StepRecorder;
 use crate::store::KeyStore;
-use crate::text_pool::Admission;
 use crate::timeouts::Timeouts;
 
 /// Everything that the driver's thread owns.
@@ -193,7 +193,7 @@ impl EventLoop {
             self.take_admissions();
             self.take_mail();
             self.checked_at = self.now();
-            self.send_masks();
+            self.take_masks();
             self.send_steps();
             self.send_masks();
             self.check_deadlines();
@@ -340,12 +340,18 @@ impl EventLoop {
         }
     }
 
-    /// Sends the masks of the oldest step in flight, if they are there.
+    /// Takes the masks that have come: what follows from them concerns the next plan.
+    fn take_masks(&mut self) {
+        if let Stage::Serving(serving) = &mut self.stage {
+            serving.take_masks();
+        }
+    }
+
+    /// Sends the masks of the oldest step in flight, which may be the one just sent, if they are there.
     fn send_masks(&mut self) {
         let Stage::Serving(serving) = &mut self.stage else {
             return;
         };
-        serving.take_masks();
         for masks in serving.masks_to_send() {
             self.send_to_all(&masks.into());
         }

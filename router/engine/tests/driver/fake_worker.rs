@@ -7,8 +7,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use plait_proto::{
-    Bye, CapturedSize, Fingerprint, Heartbeat, Hello, Message, PROTOCOL, PageKind, Plan,
-    StepResult, Welcome, schema_fingerprint,
+    Bye, CapturedSize, Fingerprint, ForwardDone, Heartbeat, Hello, Message, PROTOCOL, PageKind,
+    Plan, StepMasks, StepResult, Welcome, schema_fingerprint,
 };
 use rustc_hash::FxHashMap;
 
@@ -33,6 +33,8 @@ pub struct Behavior {
     /// The reported time of every step.
     pub said_micros: u64,
     pub heartbeats: bool,
+    /// It has finished a step's forward as soon as the step comes, and asks for the masks.
+    pub asks_for_masks: bool,
     /// CURVE keys of a rank on another host.
     pub keys: Option<DiallerKeys>,
     /// Shown in place of the next answer, once a test has put one here.
@@ -79,6 +81,7 @@ impl Behavior {
             step: Duration::ZERO,
             said_micros: STEP_MICROS,
             heartbeats: true,
+            asks_for_masks: false,
             keys: None,
             fault: Arc::default(),
         }
@@ -90,6 +93,7 @@ impl Behavior {
 pub struct Log {
     pub welcome: Option<Welcome>,
     pub plans: Vec<Plan>,
+    pub masks: Vec<StepMasks>,
     pub most_in_flight: usize,
     /// Plans in flight when each one came.
     pub num_in_flight: Vec<usize>,
@@ -123,6 +127,7 @@ impl Worker {
             stop: stop.clone(),
             slots: FxHashMap::default(),
             due: VecDeque::new(),
+            masks: Vec::new(),
             num_steps: 0,
         };
         let thread = Some(thread::spawn(move || rank.run()));
@@ -178,6 +183,8 @@ struct Rank {
     stop: Arc<Mutex<bool>>,
     slots: FxHashMap<u32, Slot>,
     due: VecDeque<(Instant, Plan)>,
+    /// Of steps that are not answered.
+    masks: Vec<StepMasks>,
     num_steps: u64,
 }
 
@@ -244,6 +251,10 @@ impl Rank {
             match plait_proto::decode(&frames).unwrap() {
                 Message::Welcome(welcome) => self.log.lock().unwrap().welcome = Some(welcome),
                 Message::Plan(plan) => self.take_plan(plan),
+                Message::StepMasks(masks) => {
+                    self.log.lock().unwrap().masks.push(masks.clone());
+                    self.masks.push(masks);
+                }
                 Message::Drain(_) => {
                     self.log.lock().unwrap().was_drained = true;
                     self.say(
@@ -271,6 +282,9 @@ impl Rank {
             .back()
             .map_or_else(Instant::now, |(at, _)| *at)
             .max(Instant::now());
+        if plan.awaits_masks && self.behavior.asks_for_masks && self.behavior.answers {
+            self.say(&ForwardDone { step: plan.step }.into());
+        }
         self.due
             .push_back((after + self.behavior.step, plan.clone()));
         let mut log = self.log.lock().unwrap();
@@ -282,7 +296,7 @@ impl Rank {
     /// Answers the steps whose time has come; false at the end.
     fn answer_due(&mut self) -> bool {
         while let Some((at, plan)) = self.due.front() {
-            if *at > Instant::now() {
+            if *at > Instant::now() || (plan.awaits_masks && !self.has_masks(plan.step)) {
                 return true;
             }
             let fault = match &mut *self.behavior.fault.lock().unwrap() {
@@ -317,7 +331,22 @@ impl Rank {
         true
     }
 
+    fn has_masks(&self, step: u64) -> bool {
+        self.masks.iter().any(|it| it.step == step && it.is_last)
+    }
+
+    /// Sampling rows of a step that accept nothing.
+    fn take_left_out(&mut self, step: u64) -> Vec<u32> {
+        let (own, others) = std::mem::take(&mut self.masks)
+            .into_iter()
+            .partition(|it| it.step == step);
+        self.masks = others;
+        let own: Vec<StepMasks> = own;
+        own.into_iter().flat_map(|it| it.left_out).collect()
+    }
+
     fn compute(&mut self, plan: &Plan) -> StepResult {
+        let left_out = self.take_left_out(plan.step);
         for slot in &plan.freed_slots {
             self.slots.remove(slot);
         }
@@ -344,7 +373,9 @@ impl Rank {
                 let records = chunk[1..].iter().flat_map(|token| record(*token, num_top));
                 result.prompt_logprobs.extend(records);
             }
-            if row.is_last_chunk {
+            if row.is_last_chunk && is_left_out(&left_out, &result) {
+                result.num_accepted.push(0);
+            } else if row.is_last_chunk {
                 sample_one(slot, &mut result);
                 result.num_accepted.push(1);
             }
@@ -352,12 +383,22 @@ impl Rank {
         for row in &plan.decode {
             let slot = self.slots.get_mut(&row.slot).unwrap();
             // Accepts some of the drafts.
-            let num_accepted = 1 + slot.last % row.length;
+            let num_accepted = match is_left_out(&left_out, &result) {
+                true => 0,
+                false => 1 + slot.last % row.length,
+            };
             (0..num_accepted).for_each(|_| sample_one(slot, &mut result));
             result.num_accepted.push(num_accepted);
         }
         result
     }
+}
+
+/// Whether the next row that samples is one of these.
+fn is_left_out(left_out: &[u32], result: &StepResult) -> bool {
+    left_out
+        .iter()
+        .any(|row| *row as usize == result.num_accepted.len())
 }
 
 fn sample_one(slot: &mut Slot, result: &mut StepResult) {

@@ -12,6 +12,7 @@ mod groups;
 mod harness;
 mod kv_events;
 mod manual_clock;
+mod masks;
 mod model;
 mod played_engine;
 mod recovery;
