@@ -13,8 +13,11 @@ use plait_proto::Fingerprint;
 use plait_text::{ModelFilesError, ModelText};
 
 use crate::clock::{Clock, SystemClock};
+use crate::compile_pool::{CompileWorker, num_compile_threads};
+use crate::compile_queue::CompileQueue;
 use crate::driver::{Driver, Grouped, ReplicaConfig};
 use crate::group::{GroupProblem, GroupSettings, Seat};
+use crate::intake::Intake;
 use crate::kv_events::{KvEventQueue, KvEventSender, KvEventsProblem, Origin, Publisher};
 use crate::link::{Link, LinkError};
 use crate::logging;
@@ -85,6 +88,7 @@ pub struct Engine {
     remote_endpoints: Vec<Option<String>>,
     grammars: Arc<Grammars>,
     queue: Arc<TextQueue>,
+    compiles: Arc<CompileQueue>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -183,19 +187,31 @@ impl Engine {
         threads.spawn_writers(ended, step_file, publishers)?;
         let queue = TextQueue::new(settings.scheduler.max_queue, settings.text_threads);
         let queue = Arc::new(queue);
+        let compiles = Arc::new(CompileQueue::new(num_compile_threads()));
+        let intake = Arc::new(Intake {
+            vocab_size: replica.vocab_size,
+            shared: shared.clone(),
+            admissions,
+        });
+        let compiler = Arc::new(CompileWorker {
+            model: model.clone(),
+            grammars: grammars(&shared),
+            intake: intake.clone(),
+            queue: compiles.clone(),
+        });
         let worker = Arc::new(TextWorker {
             model: model.clone(),
             max_model_len,
-            vocab_size: replica.vocab_size,
             policy: settings.scheduler.policy,
             seeds: SeedSource::new(settings.seed),
-            grammars: grammars(&shared),
+            grammars: compiler.grammars.clone(),
             logprobs: LogprobsBudget::default(),
-            shared: shared.clone(),
-            admissions,
+            intake,
+            compiles: compiles.clone(),
             queue: queue.clone(),
         });
         threads.spawn_text(&worker, settings.text_threads)?;
+        threads.spawn_compilers(&compiler)?;
         Ok(Self {
             shared,
             model,
@@ -203,8 +219,9 @@ impl Engine {
             endpoints,
             settings: replica.settings.clone(),
             remote_endpoints,
-            grammars: worker.grammars.clone(),
+            grammars: compiler.grammars.clone(),
             queue,
+            compiles,
             threads: Mutex::new(threads.handles),
         })
     }
@@ -333,6 +350,7 @@ impl Engine {
         self.shared.reject_pending();
         self.shared.output_queue.close();
         self.queue.close();
+        self.compiles.close();
         self.grammars.close();
         self.shared.tell_all(&Mail::Close);
         for thread in threads.drain(..) {
@@ -500,6 +518,14 @@ impl Threads {
         for _ in 0..num_threads {
             let worker = worker.clone();
             self.spawn("plait-text", move || worker.run())?;
+        }
+        Ok(())
+    }
+
+    fn spawn_compilers(&mut self, worker: &Arc<CompileWorker>) -> io::Result<()> {
+        for _ in 0..num_compile_threads() {
+            let worker = worker.clone();
+            self.spawn("plait-compile", move || worker.run())?;
         }
         Ok(())
     }

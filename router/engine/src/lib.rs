@@ -7,12 +7,15 @@ pub mod group;
 
 mod allowlist;
 mod clock;
+mod compile_pool;
+mod compile_queue;
 mod driver;
 mod engine;
 mod first_uses;
 mod grammar_metrics;
 mod handshake;
 mod histogram;
+mod intake;
 mod kv_events;
 mod link;
 mod live_request;
@@ -44,6 +47,7 @@ mod store;
 mod text_pool;
 mod text_queue;
 mod timeouts;
+mod turns;
 mod wakeup;
 
 pub use clock::{Clock, SystemClock};

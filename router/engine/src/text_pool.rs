@@ -1,34 +1,20 @@
-//! The text threads: a request's JSON in, requests for the scheduler out.
+//! The text threads: a request's JSON in, requests for the scheduler out. None of them compiles a constraint.
 
 use std::sync::Arc;
 
-use crossbeam_channel::Sender;
-use plait_core::{Micros, Policy};
+use plait_core::Policy;
 use plait_openai::{
     ApiError, GenerateRequest, Grammars, LogprobsBudget, Prepared, RequestError, prepare,
 };
 use plait_text::ModelText;
 
 use crate::clock::since;
-use crate::masks::{ConstrainedAnswer, grammar_failed};
+use crate::compile_pool::reject_overflow;
+use crate::compile_queue::{CompileJob, CompileQueue};
+use crate::intake::{Admission, Intake};
 use crate::metrics::Rejection;
-use crate::output_queue::StreamId;
 use crate::request_seeds::SeedSource;
-use crate::shared::Shared;
 use crate::text_queue::{Job, TextQueue};
-
-/// A request for the driver.
-#[derive(Debug)]
-pub struct Admission {
-    /// The stream of its answer.
-    pub stream: StreamId,
-    /// When it was submitted.
-    pub received: Micros,
-    /// The scheduler's requests and the answer's text.
-    pub prepared: Prepared,
-    /// What constrains each choice of all prompts, in order; empty if nothing does.
-    pub constrained: Vec<ConstrainedAnswer>,
-}
 
 /// What one text thread works with.
 pub struct TextWorker {
@@ -36,20 +22,18 @@ pub struct TextWorker {
     pub model: Arc<ModelText>,
     /// Longest prompt plus output.
     pub max_model_len: u32,
-    /// Tokens of the vocabulary.
-    pub vocab_size: u32,
     /// Whether requests may have a priority.
     pub policy: Policy,
     /// For requests without a seed.
     pub seeds: SeedSource,
-    /// For requests that constrain their answers.
+    /// Those that are compiled by now.
     pub grammars: Arc<Grammars>,
     /// For requests with `prompt_logprobs`.
     pub logprobs: LogprobsBudget,
-    /// The rest of the engine.
-    pub shared: Arc<Shared>,
-    /// To the drivers, by replica.
-    pub admissions: Vec<Sender<Admission>>,
+    /// Takes requests that are ready.
+    pub intake: Arc<Intake>,
+    /// Takes requests whose constraint is to be compiled.
+    pub compiles: Arc<CompileQueue>,
     /// What to prepare.
     pub queue: Arc<TextQueue>,
 }
@@ -57,57 +41,56 @@ pub struct TextWorker {
 impl TextWorker {
     /// Prepares requests until the queue is closed and empty.
     pub fn run(&self) {
+        let shared = &self.intake.shared;
         while let Some(job) = self.queue.take() {
-            if self.shared.pending_streams.is_wanted(job.stream) {
-                self.handle(job);
+            if shared.pending_streams.is_wanted(job.stream) {
+                self.handle(&job);
             } else {
-                self.shared.leave_pending(job.stream);
+                shared.leave_pending(job.stream);
             }
         }
     }
 
-    fn handle(&self, job: Job) {
-        let Job {
-            stream,
-            json,
-            received,
-            ..
-        } = job;
-        let start = self.shared.clock.now();
-        let prepared = self.prepare(&json);
-        let elapsed = since(start, self.shared.clock.now());
-        self.queue.measure(json.len(), elapsed);
+    fn handle(&self, job: &Job) {
+        let clock = &self.intake.shared.clock;
+        let start = clock.now();
+        let prepared = self.prepare(&job.json);
+        let elapsed = since(start, clock.now());
+        self.queue.measure(job.json.len(), elapsed);
         match prepared {
-            Ok((prepared, constrained)) => self.admit(Admission {
-                stream,
-                received,
+            Ok(prepared) => self.pass_on(job, prepared),
+            Err((rejection, error)) => self.intake.reject(job.stream, rejection, &error),
+        }
+    }
+
+    /// To a replica, or to be compiled first.
+    fn pass_on(&self, job: &Job, prepared: Prepared) {
+        let Some(asked) = prepared.constraint.clone() else {
+            return self.intake.admit(Admission {
+                stream: job.stream,
+                received: job.received,
                 prepared,
-                constrained,
-            }),
-            Err((rejection, error)) => self.reject(stream, rejection, &error),
-        }
-    }
-
-    /// Sends a request to the replica on which it costs least.
-    fn admit(&self, admission: Admission) {
-        let stream = admission.stream;
-        let requests = admission.prepared.prompts.iter().map(|it| &it.request);
-        let Some(replica) = self.shared.routes.choose(stream, requests) else {
-            let error = self.shared.status.refusal();
-            return self.reject(stream, Rejection::NotReady, &error);
+                constrained: Vec::new(),
+            });
         };
-        if self.admissions[replica as usize].send(admission).is_err() {
-            self.shared.routes.finish(stream);
-            let error = ApiError::unavailable("the server has stopped; start it again");
-            self.reject(stream, Rejection::NotReady, &error);
+        let job = CompileJob {
+            stream: job.stream,
+            tenant: job.tenant,
+            received: job.received,
+            prepared,
+            asked,
+        };
+        match self.grammars.known(&job.asked.constraint) {
+            Some(Ok(grammar)) => self.intake.admit_constrained(job, &grammar),
+            Some(Err(error)) => {
+                let error = job.asked.refusal(&error);
+                self.intake.reject(job.stream, Rejection::Invalid, &error);
+            }
+            None => reject_overflow(&self.intake, &self.compiles.put(job)),
         }
-        self.shared.replica(replica).mailbox.wakeup().signal();
     }
 
-    fn prepare(
-        &self,
-        json: &[u8],
-    ) -> Result<(Prepared, Vec<ConstrainedAnswer>), (Rejection, ApiError)> {
+    fn prepare(&self, json: &[u8]) -> Result<Prepared, (Rejection, ApiError)> {
         let mut prepared = self.check(json).map_err(|error| {
             let rejection = match error.code {
                 "context_length_exceeded" => Rejection::TooLong,
@@ -118,20 +101,7 @@ impl TextWorker {
         prepared
             .reserve(&self.logprobs)
             .map_err(|error| (Rejection::QueueFull, error))?;
-        let constrained = self
-            .constrain(&prepared)
-            .map_err(|error| (Rejection::Invalid, error.into()))?;
-        Ok((prepared, constrained))
-    }
-
-    /// The matchers of all choices, which have the same grammar, with the masks of their first tokens.
-    fn constrain(&self, prepared: &Prepared) -> Result<Vec<ConstrainedAnswer>, RequestError> {
-        let choices = prepared.prompts.iter().flat_map(|it| &it.choices);
-        let grammars = choices.filter_map(|choice| choice.grammar.as_ref());
-        grammars
-            .map(|grammar| ConstrainedAnswer::begin(grammar, self.vocab_size))
-            .collect::<Result<_, _>>()
-            .map_err(grammar_failed)
+        Ok(prepared)
     }
 
     fn check(&self, json: &[u8]) -> Result<Prepared, RequestError> {
@@ -143,20 +113,7 @@ impl TextWorker {
             })?;
         check_priority(request.client.priority, self.policy)?;
         let seed = &mut || self.seeds.draw();
-        prepare(
-            &self.model,
-            &request,
-            self.max_model_len,
-            &self.grammars,
-            seed,
-        )
-    }
-
-    fn reject(&self, stream: StreamId, rejection: Rejection, error: &ApiError) {
-        if self.shared.leave_pending(stream) {
-            self.shared.metrics.rejections.count(rejection);
-            self.shared.output_queue.put_error(stream, error);
-        }
+        prepare(&self.model, &request, self.max_model_len, seed)
     }
 }
 

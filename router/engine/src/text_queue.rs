@@ -1,13 +1,12 @@
 //! Requests that wait to be tokenised: bounded in number and bytes, taken in turns among tenants.
 
-use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use plait_core::Micros;
-use rustc_hash::FxHashMap;
 
 use crate::output_queue::StreamId;
+use crate::turns::{Turns, Waits};
 
 /// Request bytes that may wait.
 const MAX_BYTES: usize = 256 << 20;
@@ -51,36 +50,18 @@ pub struct TextQueue {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    lanes: FxHashMap<u64, Lane>,
-    /// Tenants with waiting requests; the first is next.
-    turns: VecDeque<u64>,
-    size: Size,
+    jobs: Turns<Job>,
     micros_per_byte: f64,
     is_closed: bool,
 }
 
-/// One tenant's requests by arrival. A lane is never empty.
-#[derive(Debug, Default)]
-struct Lane {
-    jobs: VecDeque<Job>,
-    size: Size,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Size {
-    num_jobs: usize,
-    num_bytes: usize,
-}
-
-impl Size {
-    fn add(&mut self, job: &Job) {
-        self.num_jobs += 1;
-        self.num_bytes += job.json.len();
+impl Waits for Job {
+    fn tenant(&self) -> u64 {
+        self.tenant
     }
 
-    fn remove(&mut self, job: &Job) {
-        self.num_jobs -= 1;
-        self.num_bytes -= job.json.len();
+    fn num_bytes(&self) -> usize {
+        self.json.len()
     }
 }
 
@@ -99,15 +80,19 @@ impl TextQueue {
     pub fn put(&self, job: Job) -> Put {
         let mut waiting = self.lock();
         let tenant = job.tenant;
-        waiting.push(job);
+        waiting.jobs.push(job);
         let mut rejected = Vec::new();
-        while waiting.size.num_jobs > self.max_jobs || waiting.size.num_bytes > MAX_BYTES {
-            let by_bytes = waiting.size.num_jobs <= self.max_jobs;
-            rejected.extend(waiting.drop_last_of_largest(by_bytes, tenant));
+        loop {
+            let size = waiting.jobs.size();
+            let by_bytes = size.num <= self.max_jobs;
+            if by_bytes && size.num_bytes <= MAX_BYTES {
+                break;
+            }
+            rejected.extend(waiting.jobs.drop_last_of_largest(by_bytes, tenant));
         }
         let put = Put {
             rejected,
-            num_waiting: waiting.size.num_jobs,
+            num_waiting: waiting.jobs.size().num,
             retry_after_seconds: waiting.retry_after_seconds(self.num_threads),
         };
         drop(waiting);
@@ -120,9 +105,9 @@ impl TextQueue {
         let waiting = self.lock();
         let mut waiting = self
             .arrived
-            .wait_while(waiting, |it| it.turns.is_empty() && !it.is_closed)
+            .wait_while(waiting, |it| it.jobs.size().num == 0 && !it.is_closed)
             .unwrap_or_else(PoisonError::into_inner);
-        waiting.take_turn()
+        waiting.jobs.take(|_| true)
     }
 
     /// A thread took so long for a request of so many bytes.
@@ -144,57 +129,10 @@ impl TextQueue {
 }
 
 impl Waiting {
-    fn push(&mut self, job: Job) {
-        self.size.add(&job);
-        if !self.lanes.contains_key(&job.tenant) {
-            self.turns.push_back(job.tenant);
-        }
-        let lane = self.lanes.entry(job.tenant).or_default();
-        lane.size.add(&job);
-        lane.jobs.push_back(job);
-    }
-
-    fn take_turn(&mut self) -> Option<Job> {
-        let tenant = self.turns.pop_front()?;
-        let job = self.lanes.get_mut(&tenant)?.jobs.pop_front()?;
-        if self.note_removed(&job) {
-            self.turns.push_back(tenant);
-        }
-        Some(job)
-    }
-
-    /// Of lanes of one size, that of `tenant` counts as the largest.
-    fn drop_last_of_largest(&mut self, by_bytes: bool, tenant: u64) -> Option<Job> {
-        let size = |lane: &Lane| match by_bytes {
-            true => lane.size.num_bytes,
-            false => lane.size.num_jobs,
-        };
-        let lanes = self.lanes.iter_mut();
-        let (largest, lane) = lanes.max_by_key(|(it, lane)| (size(lane), **it == tenant))?;
-        let (largest, job) = (*largest, lane.jobs.pop_back()?);
-        if !self.note_removed(&job) {
-            self.turns.retain(|it| *it != largest);
-        }
-        Some(job)
-    }
-
-    /// Whether its tenant has more.
-    fn note_removed(&mut self, job: &Job) -> bool {
-        self.size.remove(job);
-        let Some(lane) = self.lanes.get_mut(&job.tenant) else {
-            return false;
-        };
-        lane.size.remove(job);
-        let has_more = !lane.jobs.is_empty();
-        if !has_more {
-            self.lanes.remove(&job.tenant);
-        }
-        has_more
-    }
-
     #[expect(clippy::cast_sign_loss, reason = "bytes and times are not negative")]
     fn retry_after_seconds(&self, num_threads: u32) -> u16 {
-        let micros = self.size.num_bytes as f64 * self.micros_per_byte / f64::from(num_threads);
+        let micros =
+            self.jobs.size().num_bytes as f64 * self.micros_per_byte / f64::from(num_threads);
         let seconds = ((micros / 1e6).ceil() as u64).clamp(1, MAX_RETRY_SECONDS);
         u16::try_from(seconds).unwrap_or(u16::MAX)
     }

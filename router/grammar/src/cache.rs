@@ -74,6 +74,19 @@ impl GrammarCache {
         (compiled.clone(), was_there)
     }
 
+    /// The constraint's grammar, or why it has none, if that is known by now. Never compiles, and never waits.
+    pub fn known(&self, constraint: &Constraint, limits: &Limits) -> Option<Compiled> {
+        if let Err(error) = constraint.check_sizes(limits) {
+            return Some(Err(error));
+        }
+        let mut entries = self.lock();
+        entries.num_uses += 1;
+        let now = entries.num_uses;
+        let entry = entries.by_constraint.get_mut(constraint)?;
+        entry.last_use = now;
+        entry.compiled.get().cloned()
+    }
+
     /// Memory that it keeps, about.
     pub fn num_bytes(&self) -> usize {
         let entries = self.lock();

@@ -9,16 +9,7 @@ use crate::limits::Limits;
 use crate::schema;
 use crate::structural_tag::Tags;
 use crate::vocabulary::Vocabulary;
-
-/// Where JSON may have spaces.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Whitespace {
-    /// Between all tokens of JSON, as the model likes; a run is bounded.
-    #[default]
-    Free,
-    /// Nowhere.
-    None,
-}
+use crate::whitespace::Whitespace;
 
 /// What an answer must be. Equal ones share a compiled grammar.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -54,13 +45,11 @@ impl Constraint {
     }
 
     /// Bytes that it keeps.
-    pub(crate) fn num_bytes(&self) -> usize {
+    pub fn num_bytes(&self) -> usize {
         match self {
             Self::JsonObject => 0,
-            Self::JsonSchema(text, _)
-            | Self::Regex(text)
-            | Self::Ebnf(text)
-            | Self::StructuralTag(text) => text.len(),
+            Self::JsonSchema(text, whitespace) => text.len() + whitespace.num_bytes(),
+            Self::Regex(text) | Self::Ebnf(text) | Self::StructuralTag(text) => text.len(),
             Self::Choice(texts) => texts.iter().map(|it| it.len() + size_of::<String>()).sum(),
             Self::Tags(tags) => tags.num_bytes(),
         }
@@ -98,13 +87,13 @@ impl Constraint {
                 let schema = json!({"type": "object"});
                 Ok(json_grammar(schema::checked(
                     schema,
-                    Whitespace::Free,
+                    &Whitespace::Free,
                     limits,
                 )?))
             }
             Self::JsonSchema(text, whitespace) => {
                 let schema = schema::parse(text)?;
-                Ok(json_grammar(schema::checked(schema, *whitespace, limits)?))
+                Ok(json_grammar(schema::checked(schema, whitespace, limits)?))
             }
             Self::Regex(regex) => Ok(TopLevelGrammar::from_regex(whole(regex))),
             Self::Choice(texts) => choice_grammar(texts),

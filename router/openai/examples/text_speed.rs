@@ -5,7 +5,7 @@ use std::io::{Write, stdout};
 use std::path::PathBuf;
 use std::time::Instant;
 
-use plait_openai::{GenerateRequest, Grammars, prepare};
+use plait_openai::{GenerateRequest, prepare};
 use plait_text::{ChosenFormats, ModelText, ToolFormat};
 use serde_json::{Value, json};
 
@@ -84,8 +84,7 @@ fn write_answer(model: &ModelText, tokens: &[u32], fields: &Value) -> Result<f64
         request[name] = value.clone();
     }
     let request: GenerateRequest = serde_json::from_value(request)?;
-    let grammars = Grammars::new(|_, _| {});
-    let mut response = prepare(model, &request, 8192, &grammars, &mut || 0)?.response;
+    let mut response = prepare(model, &request, 8192, &mut || 0)?.response;
     let mut out = Vec::new();
     let begin = Instant::now();
     for token in tokens {

@@ -5,16 +5,19 @@ use std::time::{Duration, Instant};
 
 use plait_core::TokenId;
 use plait_grammar::{
-    Cancel, CompileError, Constraint, Grammar, GrammarCache, Limits, Token, Vocabulary, Whitespace,
+    Cancel, CompileError, Constraint, Grammar, GrammarCache, Limits, ThoughtEnd, Token, Vocabulary,
+    Whitespace,
 };
 use plait_text::{ModelText, PieceKind};
 use serde::Deserialize;
 
-use crate::error::RequestError;
+use crate::error::{ApiError, RequestError};
 use crate::request::GenerateRequest;
 
 /// Compiled grammars that are kept.
 const CACHE_BYTES: usize = 256 << 20;
+/// Retry-After where earlier compilations still take the threads.
+const BUSY_SECONDS: u16 = 2;
 
 /// The constraint of a request, and the field that the client used for it.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
@@ -39,6 +42,9 @@ pub enum ConstraintValue {
         /// Without spaces.
         #[serde(default)]
         is_compact: bool,
+        /// Which spaces it may have between JSON's tokens.
+        #[serde(default)]
+        whitespace_pattern: Option<String>,
     },
     /// What a regular expression matches as a whole.
     Regex {
@@ -66,10 +72,15 @@ impl ConstraintValue {
     fn constraint(&self) -> Constraint {
         match self.clone() {
             Self::JsonObject => Constraint::JsonObject,
-            Self::JsonSchema { text, is_compact } => {
-                let whitespace = match is_compact {
-                    true => Whitespace::None,
-                    false => Whitespace::Free,
+            Self::JsonSchema {
+                text,
+                is_compact,
+                whitespace_pattern,
+            } => {
+                let whitespace = match (is_compact, whitespace_pattern) {
+                    (true, _) => Whitespace::None,
+                    (false, Some(pattern)) => Whitespace::Pattern(pattern),
+                    (false, None) => Whitespace::Free,
                 };
                 Constraint::JsonSchema(text, whitespace)
             }
@@ -78,6 +89,54 @@ impl ConstraintValue {
             Self::Grammar { text } => Constraint::Ebnf(text),
             Self::StructuralTag { text } => Constraint::StructuralTag(text),
         }
+    }
+}
+
+/// What a request's answers must be. Its grammar is still to be compiled, which may take seconds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AskedConstraint {
+    /// The client's field, for errors.
+    pub param: String,
+    /// What an answer must be.
+    pub constraint: Constraint,
+    /// The answer begins behind a thought that ends so.
+    pub thought: Option<ThoughtEnd>,
+}
+
+impl AskedConstraint {
+    /// The request's, if it has one that goes with its other fields.
+    pub(crate) fn of_request(request: &GenerateRequest) -> Result<Option<Self>, RequestError> {
+        let Some(field) = &request.logits.constraint else {
+            return Ok(None);
+        };
+        check_company(request, &field.param)?;
+        Ok(Some(Self {
+            param: field.param.clone(),
+            constraint: field.value.constraint(),
+            thought: None,
+        }))
+    }
+
+    /// What the client reads whose constraint has no grammar.
+    pub fn refusal(&self, error: &CompileError) -> ApiError {
+        let code = match error {
+            CompileError::Busy => {
+                let message = format!("`{}` {error}", self.param);
+                return ApiError::overloaded(message).retry_after(BUSY_SECONDS);
+            }
+            CompileError::Cancelled => {
+                return ApiError::unavailable("the server was stopped");
+            }
+            CompileError::TooLarge { .. }
+            | CompileError::TooComplex(_)
+            | CompileError::TooSlow(_) => "constraint_too_large",
+            CompileError::Unsupported { .. } => "unsupported_value",
+            CompileError::Malformed(_) | CompileError::Empty(_) | CompileError::Endless(_) => {
+                "invalid_value"
+            }
+        };
+        let message = format!("`{}` {error}", self.param);
+        RequestError::new(self.param.clone(), code, message).into()
     }
 }
 
@@ -123,21 +182,15 @@ impl Grammars {
         self.cancel.cancel();
     }
 
-    /// The grammar of a request, if it constrains its answer.
-    pub(crate) fn of_request(
-        &self,
-        model: &ModelText,
-        request: &GenerateRequest,
-    ) -> Result<Option<Grammar>, RequestError> {
-        let Some(field) = &request.logits.constraint else {
-            return Ok(None);
+    /// A constraint's grammar, or why it has none, if that is known. Never compiles.
+    pub fn known(&self, constraint: &Constraint) -> Option<Result<Grammar, CompileError>> {
+        let known = self.cache.known(constraint, &self.limits)?;
+        let outcome = match known {
+            Ok(_) => GrammarOutcome::Cached,
+            Err(_) => GrammarOutcome::Refused,
         };
-        check_company(request, &field.param)?;
-        let constraint = field.value.constraint();
-        let grammar = self.compile(model, &constraint);
-        grammar
-            .map(Some)
-            .map_err(|error| refusal(&field.param, &error))
+        (self.observer)(constraint.kind(), outcome);
+        Some(known)
     }
 
     /// A constraint's grammar, from the cache or compiled now. May take seconds.
@@ -159,6 +212,8 @@ impl Grammars {
         let outcome = match compiled {
             (Ok(_), true) => GrammarOutcome::Cached,
             (Ok(_), false) => GrammarOutcome::Compiled(start.elapsed()),
+            // Another try may compile it.
+            (Err(CompileError::Busy | CompileError::Cancelled), _) => return compiled.0,
             (Err(_), _) => GrammarOutcome::Refused,
         };
         (self.observer)(constraint.kind(), outcome);
@@ -205,18 +260,4 @@ fn check_company(request: &GenerateRequest, param: &str) -> Result<(), RequestEr
         "`{param}` and `{closing}` are both given, and together they may leave no token to answer with; leave one out"
     );
     Err(RequestError::invalid(closing, message))
-}
-
-fn refusal(param: &str, error: &CompileError) -> RequestError {
-    let code = match error {
-        CompileError::TooLarge { .. } | CompileError::TooComplex(_) | CompileError::TooSlow(_) => {
-            "constraint_too_large"
-        }
-        CompileError::Unsupported { .. } => "unsupported_value",
-        CompileError::Busy | CompileError::Cancelled => "constraint_not_compiled",
-        CompileError::Malformed(_) | CompileError::Empty(_) | CompileError::Endless(_) => {
-            "invalid_value"
-        }
-    };
-    RequestError::new(param.to_owned(), code, format!("`{param}` {error}"))
 }

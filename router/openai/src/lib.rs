@@ -24,7 +24,7 @@ mod tools;
 
 pub use answer_parts::CallCounts;
 pub use choice_state::Pushed;
-pub use constraint::{ConstraintField, ConstraintValue, GrammarOutcome, Grammars};
+pub use constraint::{AskedConstraint, ConstraintField, ConstraintValue, GrammarOutcome, Grammars};
 pub use error::{ApiError, RequestError};
 pub use logprobs::TokenLogprobs;
 pub use logprobs_budget::LogprobsBudget;

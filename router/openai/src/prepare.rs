@@ -19,7 +19,7 @@ use crate::answer_parts::{self, CallRules};
 use crate::choice_seed::choice_seed;
 use crate::choice_state::{ChoiceState, ResponseContext};
 use crate::choices::Choices;
-use crate::constraint::Grammars;
+use crate::constraint::AskedConstraint;
 use crate::error::{ApiError, RequestError};
 use crate::limits::{self, MAX_TRUNCATED, Numbers, Truncation};
 use crate::logprobs_budget::LogprobsBudget;
@@ -56,11 +56,23 @@ pub struct Prepared {
     pub prompts: Vec<PreparedPrompt>,
     /// Turns the choices' tokens into bytes.
     pub response: ResponseWriter,
+    /// What the answers must be; [`Prepared::constrain`] takes its grammar.
+    pub constraint: Option<AskedConstraint>,
     /// Log-probabilities of prompt tokens that the answer will hold.
     num_prompt_logprobs: usize,
 }
 
 impl Prepared {
+    /// Every choice follows the compiled constraint; those of a request that samples nothing have nothing to follow.
+    pub fn constrain(&mut self, grammar: &Grammar) {
+        let thought = self.constraint.take().and_then(|asked| asked.thought);
+        let grammar = thought.map_or_else(|| grammar.clone(), |end| grammar.behind_thought(end));
+        let masked = self.prompts.iter_mut().filter(|it| it.request.is_masked);
+        for choice in masked.flat_map(|prompt| &mut prompt.choices) {
+            choice.grammar = Some(grammar.clone());
+        }
+    }
+
     /// Takes the answer's share of `budget` until it is written; an error (429) if too much is under way.
     pub fn reserve(&mut self, budget: &LogprobsBudget) -> Result<(), ApiError> {
         if self.num_prompt_logprobs == 0 {
@@ -94,6 +106,8 @@ pub struct PreparedChoice {
     pub sampling: SamplingParams,
     /// For the worker: what it changes about the logits, if anything.
     pub adjustment: Option<Arc<Adjustment>>,
+    /// For the worker: tokens whose log-probabilities come besides the best ones'.
+    pub scored_ids: Arc<[TokenId]>,
     /// What its answer must be, if anything.
     pub grammar: Option<Grammar>,
 }
@@ -101,12 +115,11 @@ pub struct PreparedChoice {
 /// Checks, renders and tokenises a request; `random_seed` gives one to each choice of a request without.
 ///
 /// Prompt and `max_tokens` must fit into `max_model_len`. Nothing is tokenised that is so long that it
-/// cannot fit. Errors name the field, what was given, what is allowed and what to do.
+/// cannot fit, and no constraint is compiled: that may take longest. Errors name the field, what was given, what is allowed and what to do.
 pub fn prepare(
     model: &ModelText,
     request: &GenerateRequest,
     max_model_len: u32,
-    grammars: &Grammars,
     random_seed: &mut impl FnMut() -> u64,
 ) -> Result<Prepared, RequestError> {
     let numbers = limits::check(request)?;
@@ -114,6 +127,8 @@ pub fn prepare(
     let stop_ids = stop_ids(model, &request.end)?;
     limits::check_min_tokens(&numbers, max_tokens(&request.input, &numbers))?;
     let adjustment = adjust::adjustment(model, request, &numbers, &stop_ids)?;
+    let scored_ids = scored_ids(model, request, &numbers)?;
+    let num_scored = u32::try_from(scored_ids.len()).unwrap_or(u32::MAX);
     let encoder = PromptEncoder::new(model, request, &numbers, max_model_len);
     let prompts = encoder.tokenise(&request.input)?;
     for (index, prompt) in prompts.iter().enumerate() {
@@ -126,9 +141,8 @@ pub fn prepare(
     let num_prompt_logprobs = limits::check_prompt_logprobs(num_tokens, num_times, of_prompts)?;
     limits::check_repeated(num_repeated_bytes(request, &prompts), &numbers)?;
     let (_, prompt_logprobs) = of_prompts;
-    // Last, as it may take longest.
-    let grammar = grammars.of_request(model, request)?;
-    let grammar = grammar.filter(|_| max_tokens(&request.input, &numbers) > 0);
+    let constraint = AskedConstraint::of_request(request)?;
+    let is_masked = constraint.is_some() && max_tokens(&request.input, &numbers) > 0;
     let prepared = prompts.iter().map(|prompt| {
         let adjustment = adjustment
             .as_ref()
@@ -139,13 +153,14 @@ pub fn prepare(
                 seed: request.choices.seed.map_or_else(&mut *random_seed, |seed| {
                     choice_seed(seed.cast_unsigned(), choice)
                 }),
-                logprobs: numbers.logprobs,
+                logprobs: numbers.logprobs.map(|num| num + num_scored),
                 // The first choice's rows compute the prompt.
                 prompt_logprobs: prompt_logprobs.filter(|_| choice == 0),
                 ..request.sampling.or(defaults)
             },
             adjustment: adjustment.clone(),
-            grammar: grammar.clone(),
+            scored_ids: scored_ids.clone(),
+            grammar: None,
         });
         PreparedPrompt {
             choices: choices.collect(),
@@ -155,7 +170,7 @@ pub fn prepare(
                 stop_ids: stop_ids.clone(),
                 num_choices: numbers.num_choices,
                 prompt_logprobs: prompt_logprobs.is_some(),
-                is_masked: grammar.is_some(),
+                is_masked,
                 num_slot_words: adjustment.as_ref().map_or(0, |it| num_words(it)),
                 priority: numbers.priority,
                 tenant: TenantId(request.client.tenant),
@@ -167,6 +182,7 @@ pub fn prepare(
     Ok(Prepared {
         prompts: prepared.collect(),
         response: response_writer(model, request, &prompts, (&numbers, calls)),
+        constraint,
         num_prompt_logprobs,
     })
 }
@@ -452,6 +468,24 @@ where
         );
         RequestError::invalid(param.to_owned(), message)
     })
+}
+
+/// Each once, in the client's order.
+fn scored_ids(
+    model: &ModelText,
+    request: &GenerateRequest,
+    numbers: &Numbers,
+) -> Result<Tokens, RequestError> {
+    let mut ids = Vec::new();
+    if numbers.logprobs.is_some() {
+        let asked = &request.logits.logprob_token_ids;
+        for &id in check_ids(model, "logprob_token_ids", asked)?.iter() {
+            if !ids.contains(&id) {
+                ids.push(id);
+            }
+        }
+    }
+    Ok(ids.into())
 }
 
 fn stop_ids(model: &ModelText, end: &StopFields) -> Result<Tokens, RequestError> {

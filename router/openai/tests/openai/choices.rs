@@ -8,7 +8,7 @@ use plait_text::ModelText;
 use serde_json::{Value, json};
 
 use crate::model_folder::{Folder, byte_level};
-use crate::support::{chat, completion, events, grammars, prepare};
+use crate::support::{chat, completion, events, prepare};
 
 fn model() -> ModelText {
     Folder::new(&byte_level()).load()
@@ -132,7 +132,7 @@ fn choices_draw_from_the_seed_and_their_number() {
 fn without_a_seed_each_choice_is_given_its_own() {
     let mut next = 0;
     let request = completion(&json!({"n": 3, "prompts": ["a", "b"]}));
-    let prepared = plait_openai::prepare(&model(), &request, 512, &grammars(), &mut || {
+    let prepared = plait_openai::prepare(&model(), &request, 512, &mut || {
         next += 1;
         next
     });
@@ -212,7 +212,7 @@ fn log_probabilities_of_prompts_count_as_often_as_they_are_shown() {
 #[test]
 fn what_each_choice_repeats_of_its_prompt_is_bounded() {
     let prepare = |request| {
-        let prepared = plait_openai::prepare(&model(), &request, 1 << 18, &grammars(), &mut || 7);
+        let prepared = plait_openai::prepare(&model(), &request, 1 << 18, &mut || 7);
         prepared.map(|_| ()).map_err(|error| error.message)
     };
     let asked = |num_tokens: usize, mut fields: Value| {

@@ -1,10 +1,11 @@
 //! Requests that constrain their answers.
 
+use plait_grammar::CompileError;
 use plait_openai::GenerateRequest;
 use serde_json::{Value, json};
 
 use crate::model_folder::{Folder, byte_level};
-use crate::support::{chat, completion, prepare};
+use crate::support::{chat, completion, constrained, prepare};
 
 fn asked(constraint: &Value, changes: &Value) -> GenerateRequest {
     let mut fields = changes.clone();
@@ -18,14 +19,16 @@ fn regex(text: &str) -> Value {
 
 fn rejection(request: &GenerateRequest) -> (String, &'static str, String) {
     let model = Folder::new(&byte_level()).load();
-    let error = prepare(&model, request).unwrap_err();
-    (error.param.into_owned(), error.code, error.message)
+    let error = constrained(&model, request).unwrap_err();
+    assert_eq!(error.status, 400);
+    let param = error.param.unwrap().into_owned();
+    (param, error.code.unwrap(), error.message)
 }
 
 #[test]
 fn every_choice_of_a_constrained_request_has_its_grammar_and_others_have_none() {
     let model = Folder::new(&byte_level()).load();
-    let prepared = prepare(
+    let prepared = constrained(
         &model,
         &asked(&regex("a+"), &json!({"prompts": ["hi", "ho"], "n": 2})),
     );
@@ -43,7 +46,7 @@ fn every_choice_of_a_constrained_request_has_its_grammar_and_others_have_none() 
 #[test]
 fn a_grammar_is_made_of_the_models_own_tokens() {
     let model = Folder::new(&byte_level()).load();
-    let prepared = prepare(&model, &asked(&regex("he*"), &json!({}))).unwrap();
+    let prepared = constrained(&model, &asked(&regex("he*"), &json!({}))).unwrap();
     let grammar = prepared.prompts[0].choices[0].grammar.as_ref().unwrap();
     let mut mask = vec![0; grammar.num_mask_words()];
     grammar.matcher().allowed(&mut mask).unwrap();
@@ -55,6 +58,23 @@ fn a_grammar_is_made_of_the_models_own_tokens() {
         let is_allowed = mask[token as usize / 32] >> (token % 32) & 1 == 1;
         assert_eq!(is_allowed, begins && is_text, "{token} {text:?}");
     }
+}
+
+#[test]
+fn a_constraint_of_an_answer_without_tokens_is_checked_and_masks_nothing() {
+    let model = Folder::new(&byte_level()).load();
+    let empty = |text| asked(&regex(text), &json!({"max_tokens": 0, "echo": true}));
+    let prompt = constrained(&model, &empty("a+")).unwrap().prompts.remove(0);
+    assert!(!prompt.request.is_masked && prompt.choices[0].grammar.is_none());
+    assert!(constrained(&model, &empty("(a")).is_err());
+}
+
+#[test]
+fn a_server_without_a_thread_to_compile_asks_the_client_to_come_again() {
+    let model = Folder::new(&byte_level()).load();
+    let prepared = prepare(&model, &asked(&regex("a"), &json!({}))).unwrap();
+    let error = prepared.constraint.unwrap().refusal(&CompileError::Busy);
+    assert_eq!((error.status, error.retry_after_seconds), (429, Some(2)));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use plait_text::ModelText;
 use serde_json::{Value, json};
 
 use crate::model_folder::{CONTEXT, Folder, byte_level};
-use crate::support::{chat, completion, grammars, prepare, prepared};
+use crate::support::{chat, completion, prepare, prepared};
 
 fn model() -> ModelText {
     Folder::new(&byte_level()).load()
@@ -233,7 +233,7 @@ fn prompt_log_probabilities_of_all_prompts_together_are_bounded() {
         let prompts = vec![vec![2; 3_500]; num_prompts];
         let request =
             completion(&json!({"prompts": prompts, "prompt_logprobs": 20, "stream": false}));
-        plait_openai::prepare(&model(), &request, 1 << 16, &grammars(), &mut || 7)
+        plait_openai::prepare(&model(), &request, 1 << 16, &mut || 7)
     };
     assert_eq!(asked(7).unwrap().prompts.len(), 7);
     let error = asked(8).unwrap_err();

@@ -2,7 +2,7 @@
 
 use plait_core::{FinishReason, Request, TokenId};
 use plait_openai::{
-    GenerateRequest, Grammars, Prepared, PreparedChoice, RequestError, ResponseState,
+    ApiError, GenerateRequest, Grammars, Prepared, PreparedChoice, RequestError, ResponseState,
 };
 use plait_text::ModelText;
 use serde_json::{Value, json};
@@ -31,12 +31,23 @@ pub fn completion(changes: &Value) -> GenerateRequest {
 }
 
 /// None is compiled yet, and nobody counts them.
-pub fn grammars() -> Grammars {
+fn grammars() -> Grammars {
     Grammars::new(|_, _| {})
 }
 
 pub fn prepare(model: &ModelText, request: &GenerateRequest) -> Result<Prepared, RequestError> {
-    plait_openai::prepare(model, request, CONTEXT, &grammars(), &mut || 7)
+    plait_openai::prepare(model, request, CONTEXT, &mut || 7)
+}
+
+/// The same, with its constraint compiled.
+pub fn constrained(model: &ModelText, request: &GenerateRequest) -> Result<Prepared, ApiError> {
+    let mut prepared = prepare(model, request)?;
+    let asked = prepared.constraint.clone().expect("it has a constraint");
+    match grammars().compile(model, &asked.constraint) {
+        Ok(grammar) => prepared.constrain(&grammar),
+        Err(error) => return Err(asked.refusal(&error)),
+    }
+    Ok(prepared)
 }
 
 /// The first prompt of a request, and its first choice.
