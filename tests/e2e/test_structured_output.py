@@ -89,6 +89,27 @@ def test_a_chat_streams_what_its_format_says(server: Server) -> None:
     assert json.loads(text) in ("on", "off", None)
 
 
+def test_json_has_the_spaces_that_its_pattern_says(server: Server) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    asked = {"json": schema, "whitespace_pattern": "[ ]{2}"}
+    for choice in complete(server, n=2, structured_outputs=asked, temperature=100):
+        assert re.fullmatch(r"\{ {0,2}\"a\" {0,2}: {0,2}(true|false) {0,2}\}", choice["text"]), choice["text"]
+
+
+def test_the_newer_structural_tag_holds_its_format(server: Server) -> None:
+    content = {"type": "regex", "pattern": "[xy]{3}"}
+    asked = {"type": "structural_tag", "format": {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}}
+    for choice in complete(server, response_format=asked, temperature=100):
+        assert re.fullmatch("<a>[xy]{3}</a>", choice["text"])
+    refused = {"type": "structural_tag", "format": {"type": "sequence", "elements": []}}
+    assert "`sequence`" in rejection(server, response_format=refused)["message"]
+
+
 def test_an_expression_that_the_answer_matches_changes_nothing(server: Server) -> None:
     (free,) = complete(server)
     (held,) = complete(server, guided_regex="[a-z]+")

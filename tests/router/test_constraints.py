@@ -73,6 +73,20 @@ def test_any_json_object() -> None:
         assert asked.constraint == "json_object"
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": {"json": {}, "whitespace_pattern": "[ ]?"}},
+        {"structured_outputs": {"json_object": True, "whitespace_pattern": "[ ]?"}},
+        {"guided_json": {}, "guided_whitespace_pattern": "[ ]?"},
+    ],
+)
+def test_json_has_the_spaces_that_are_asked_for(fields: dict[str, Any]) -> None:
+    asked = constraint(**fields)
+    assert asked is not None
+    assert (asked.constraint, asked.whitespace_pattern) == ("json_schema", "[ ]?")
+
+
 def test_a_structural_tag_is_read_under_each_name() -> None:
     tag = {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a"]}
     for fields in (
@@ -109,11 +123,17 @@ def test_nothing_is_asked_for(fields: dict[str, Any]) -> None:
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex", "leave one out"),
         ({"guided_regex": "a", "response_format": WRAPPED}, "guided_regex", "leave one out"),
         (
-            {"structured_outputs": {"json": {}, "whitespace_pattern": " "}},
+            {"structured_outputs": {"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True}},
             "structured_outputs.whitespace_pattern",
-            "leave",
+            "leave one out",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+            "structured_outputs.disable_additional_properties",
+            "additionalProperties",
         ),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "leave it out"),
+        ({"guided_whitespace_pattern": " ", "guided_regex": "a"}, "guided_whitespace_pattern", "`guided_json`"),
         ({"guided_choice": "a"}, "guided_choice", "a list"),
     ],
 )

@@ -4,13 +4,11 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use crate::constraint::Whitespace;
 use crate::error::CompileError;
 use crate::limits::Limits;
 use crate::schema_keywords::{Decision, decision};
+use crate::whitespace::Whitespace;
 
-/// Runs of spaces between JSON's tokens: enough for any indentation, and no answer of spaces alone.
-const SPACES: &str = r"[ \n\r\t]{1,128}";
 /// Escapes in strings. Without `u` a name has one spelling, so that no name comes twice.
 const ESCAPES: &str = "nrbtf\\\"";
 /// The library's options, in the schema's root.
@@ -46,7 +44,7 @@ pub(crate) fn parse(text: &str) -> Result<Value, CompileError> {
 /// The schema as the library takes it, with the options of this server.
 pub(crate) fn checked(
     mut schema: Value,
-    whitespace: Whitespace,
+    whitespace: &Whitespace,
     limits: &Limits,
 ) -> Result<Value, CompileError> {
     match schema {
@@ -65,17 +63,14 @@ pub(crate) fn checked(
     };
     walk.schema(&mut schema, "")?;
     walk.referenced(&mut schema)?;
-    schema[OPTIONS] = options(whitespace);
+    schema[OPTIONS] = options(whitespace)?;
     Ok(schema)
 }
 
-fn options(whitespace: Whitespace) -> Value {
+fn options(whitespace: &Whitespace) -> Result<Value, CompileError> {
     let mut options = json!({"json_allowed_escapes": ESCAPES});
-    match whitespace {
-        Whitespace::Free => options["whitespace_pattern"] = SPACES.into(),
-        Whitespace::None => options["whitespace_flexible"] = false.into(),
-    }
-    options
+    whitespace.write(&mut options)?;
+    Ok(options)
 }
 
 /// Goes to every place of a schema that is a schema. Places are JSON pointers.
@@ -208,7 +203,7 @@ mod tests {
     use super::*;
 
     fn refusal(schema: Value) -> String {
-        let error = checked(schema, Whitespace::Free, &Limits::default()).unwrap_err();
+        let error = checked(schema, &Whitespace::Free, &Limits::default()).unwrap_err();
         error.to_string()
     }
 
@@ -238,8 +233,8 @@ mod tests {
     #[test]
     fn a_schemas_own_options_for_the_library_are_replaced() {
         let schema = json!({"x-guidance": {"lenient": true}});
-        let schema = checked(schema, Whitespace::None, &Limits::default()).unwrap();
-        assert_eq!(schema[OPTIONS], options(Whitespace::None));
+        let schema = checked(schema, &Whitespace::None, &Limits::default()).unwrap();
+        assert_eq!(schema[OPTIONS], options(&Whitespace::None).unwrap());
     }
 
     #[test]
@@ -248,7 +243,7 @@ mod tests {
             "items": {"uniqueItems": false, "format": "int-or-string", "then": {"not": {}}},
             "minContains": 2
         });
-        let mut schema = checked(schema, Whitespace::Free, &Limits::default()).unwrap();
+        let mut schema = checked(schema, &Whitespace::Free, &Limits::default()).unwrap();
         schema[OPTIONS].take();
         assert_eq!(schema, json!({"items": {}, (OPTIONS): null}));
     }

@@ -5,11 +5,13 @@ use serde_json::Value;
 
 use llguidance::api::TopLevelGrammar;
 
-use crate::constraint::{Whitespace, quoted, whole};
+use crate::constraint::{quoted, whole};
 use crate::error::CompileError;
 use crate::limits::Limits;
 use crate::schema;
+use crate::structural_format;
 use crate::vocabulary::Vocabulary;
+use crate::whitespace::Whitespace;
 
 /// A tag's marks and what stands between them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -63,19 +65,18 @@ struct Structure {
 }
 
 impl Tags {
-    /// Reads `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`.
+    /// Reads `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, or `{"format": {"type", ...}}`.
     pub fn parse(json: &str) -> Result<Self, CompileError> {
         let problem = |problem: &str| CompileError::Malformed(problem.to_owned());
         let parsed: StructuralTag = serde_json::from_str(json).map_err(|error| {
             CompileError::Malformed(format!("a structural tag's JSON: {error}"))
         })?;
-        if parsed.format.is_some() {
-            let what = "`format`, the newer form of structural tags (`structures` and `triggers` are held)";
-            return Err(CompileError::unsupported(what, ""));
+        if let Some(format) = parsed.format {
+            return structural_format::tags_of(format);
         }
-        let structures = parsed
-            .structures
-            .ok_or_else(|| problem("a structural tag has `structures` and `triggers`"))?;
+        let structures = parsed.structures.ok_or_else(|| {
+            problem("a structural tag has `structures` and `triggers`, or a `format`")
+        })?;
         let triggers = parsed.triggers.unwrap_or_default();
         if triggers.is_empty() || triggers.iter().any(String::is_empty) {
             return Err(problem(
@@ -190,7 +191,7 @@ impl Lark<'_> {
         let content = match &tag.content {
             TagContent::JsonSchema(text) => {
                 let schema = schema::parse(text)?;
-                let schema = schema::checked(schema, Whitespace::Free, self.limits)?;
+                let schema = schema::checked(schema, &Whitespace::Free, self.limits)?;
                 format!("%json {schema}")
             }
             TagContent::Regex(regex) => {

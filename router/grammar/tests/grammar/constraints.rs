@@ -47,6 +47,25 @@ fn json_without_spaces_has_none() {
 }
 
 #[test]
+fn json_has_the_spaces_of_its_pattern_and_no_others() {
+    let schema = r#"{"properties": {"a": {"type": "integer"}}, "required": ["a"]}"#.to_owned();
+    for (pattern, one, two) in [
+        (" ?", true, false),
+        ("[ ]{2}", false, true),
+        (r"\s*", true, true),
+    ] {
+        let whitespace = Whitespace::Pattern(pattern.to_owned());
+        let grammar = grammar(&Constraint::JsonSchema(schema.clone(), whitespace));
+        assert!(
+            takes(&grammar, r#"{"a":1}"#) || pattern.ends_with('}'),
+            "{pattern}"
+        );
+        assert_eq!(takes(&grammar, r#"{"a": 1}"#), one, "{pattern}");
+        assert_eq!(takes(&grammar, r#"{"a":  1}"#), two, "{pattern}");
+    }
+}
+
+#[test]
 fn a_run_of_spaces_ends() {
     let grammar = grammar(&Constraint::JsonObject);
     assert!(takes(&grammar, &format!("{{{}}}", " ".repeat(128))));
@@ -139,6 +158,45 @@ fn a_structural_tag_leaves_text_free_up_to_a_trigger() {
     }
     for text in ["<f=c>", "<f=a>true</f>", "<f=a>12"] {
         assert!(!takes(&grammar, text), "{text:?}");
+    }
+}
+
+#[test]
+fn the_newer_form_of_structural_tags_means_the_same() {
+    let tags = r#"[{"begin": "<f=a>", "content": {"type": "json_schema", "json_schema": {"type": "integer"}}, "end": "</f>"},
+                   {"type": "tag", "begin": "<f=b>", "content": {"type": "regex", "pattern": "x+"}, "end": "</f>"}]"#;
+    let (a, b) = ("<f=a>12</f>", "<f=b>xx</f>");
+    for (format, taken, refused) in [
+        (
+            format!(r#"{{"type": "triggered_tags", "triggers": ["<f="], "tags": {tags}}}"#),
+            vec!["", "so be it", "so <f=a>12</f> and <f=b>xx</f>."],
+            vec!["<f=c>", "<f=a>true</f>"],
+        ),
+        (
+            format!(r#"{{"type": "triggered_tags", "triggers": ["<f="], "tags": {tags}, "at_least_one": true}}"#),
+            vec!["so <f=a>12</f>."],
+            vec!["so be it"],
+        ),
+        (
+            format!(r#"{{"type": "tags_with_separator", "separator": ";", "tags": {tags}}}"#),
+            vec!["", a, "<f=a>12</f>;<f=b>xx</f>"],
+            vec!["<f=a>12</f><f=b>xx</f>", "so"],
+        ),
+        (
+            r#"{"type": "tag", "begin": "(", "content": {"type": "regex", "pattern": "x+"}, "end": ")"}"#.to_owned(),
+            vec!["(x)"],
+            vec!["", "x", b],
+        ),
+        (
+            r#"{"type": "json_schema", "json_schema": {"type": "integer"}}"#.to_owned(),
+            vec!["12"],
+            vec!["true"],
+        ),
+    ] {
+        let tag = format!(r#"{{"type": "structural_tag", "format": {format}}}"#);
+        let grammar = grammar(&Constraint::StructuralTag(tag));
+        assert!(taken.iter().all(|text| takes(&grammar, text)), "{format}");
+        assert!(!refused.iter().any(|text| takes(&grammar, text)), "{format}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is refused, and what the refusal says.
 
-use plait_grammar::{Constraint, Limits};
+use plait_grammar::{Constraint, Limits, Whitespace};
 
 use crate::support::{json, refusal, regex};
 
@@ -117,6 +117,20 @@ fn what_cannot_be_read_says_where() {
         (Constraint::Ebnf("root ::= \"a".to_owned()), "no closing"),
         (Constraint::Ebnf("start: !".to_owned()), "!"),
         (Constraint::StructuralTag("{}".to_owned()), "`structures`"),
+        (
+            Constraint::StructuralTag(
+                r#"{"format": {"type": "sequence", "elements": []}}"#.to_owned(),
+            ),
+            "`sequence`",
+        ),
+        (
+            Constraint::StructuralTag(r#"{"format": {"type": "json_schema"}}"#.to_owned()),
+            "`json_schema`",
+        ),
+        (
+            Constraint::JsonSchema("{}".to_owned(), Whitespace::Pattern("[^a]".to_owned())),
+            "whitespace pattern",
+        ),
     ] {
         let refused = refusal(&constraint);
         assert!(refused.contains(said), "{constraint:?}: {refused}");

@@ -83,6 +83,8 @@ class LogitFields(StopFields, kw_only=True):
     """vLLM's; the only tokens that may be sampled."""
     bad_words: list[str] | None = None
     """vLLM's; texts that the answer may not have."""
+    logprob_token_ids: list[Integer] | None = None
+    """vLLM's; tokens whose log-probabilities come with each output token."""
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
@@ -119,6 +121,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     """JSON without spaces."""
     disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
+    """What JSON has between its tokens: a regular expression of spaces."""
 
 
 class ConstraintFields(LogitFields, kw_only=True):
@@ -132,6 +135,7 @@ class ConstraintFields(LogitFields, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
     json_schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     """SGLang's; so are the following."""
     regex: str | None = None

@@ -44,16 +44,32 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     """Of a choice."""
     is_compact: bool = False
     """JSON without spaces."""
+    whitespace_pattern: str | None = None
+    """What JSON may have between its tokens: a regular expression."""
+
+
+class _Spaces(msgspec.Struct, frozen=True, kw_only=True):
+    """Where JSON may have spaces: wherever the model likes, unless one of these says otherwise."""
+
+    is_compact: bool = False
+    pattern: str | None = None
+
+
+_ANY_SPACES = _Spaces()
 
 
 def constraint_of(body: ConstraintFields) -> Constraint | None:
     """The body's constraint; raises `ApiError` if it has several."""
     given = [*_response_format(body.response_format), *_structured_outputs(body.structured_outputs)]
+    spaces = _Spaces(pattern=body.guided_whitespace_pattern)
     for name, kind in _ALIASES.items():
-        given += _constraint(name, kind, getattr(body, name))
+        given += _constraint(name, kind, getattr(body, name), spaces)
     if len(given) > 1:
         problem = f"is given beside `{given[0].param}`, where one constraint is allowed; leave one out"
         raise field_error(given[1].param, problem)
+    if spaces.pattern is not None and not (given and given[0].whitespace_pattern == spaces.pattern):
+        problem = "is given, and `guided_json` is not; send it with the schema whose spaces it is for, or leave it out"
+        raise field_error("guided_whitespace_pattern", problem)
     return given[0] if given else None
 
 
@@ -74,28 +90,51 @@ def _response_format(asked: ResponseFormat | None) -> Iterator[Constraint]:
 def _structured_outputs(asked: StructuredOutputs | None) -> Iterator[Constraint]:
     if asked is None:
         return
-    for name in ("whitespace_pattern", "disable_additional_properties"):
-        if getattr(asked, name):
-            problem = "is not supported by this server; leave it out"
-            raise field_error(f"structured_outputs.{name}", problem, code="unsupported_value")
+    if asked.disable_additional_properties:
+        problem = "is not supported by this server; leave it out, and say `additionalProperties` in the schema"
+        raise field_error("structured_outputs.disable_additional_properties", problem, code="unsupported_value")
     given: list[Constraint] = []
+    spaces = _Spaces(is_compact=bool(asked.disable_any_whitespace), pattern=asked.whitespace_pattern)
+    if spaces.is_compact and spaces.pattern is not None:
+        problem = "is given beside `structured_outputs.disable_any_whitespace`; leave one out"
+        raise field_error("structured_outputs.whitespace_pattern", problem)
     for name, kind in _OUTPUTS.items():
-        given += _constraint(
-            f"structured_outputs.{name}", kind, getattr(asked, name), bool(asked.disable_any_whitespace)
-        )
+        given += _constraint(f"structured_outputs.{name}", kind, getattr(asked, name), spaces)
     if asked.json_object:
-        given.append(Constraint(param="structured_outputs.json_object", constraint="json_object"))
+        given += _json_object("structured_outputs.json_object", spaces)
     if not given:
         raise field_error("structured_outputs", f"has none of {', '.join(_OUTPUTS)} and json_object; send one of them")
     yield from given
 
 
+def _json_object(param: str, spaces: _Spaces) -> Iterator[Constraint]:
+    if spaces == _ANY_SPACES:
+        yield Constraint(param=param, constraint="json_object")
+    else:
+        yield _json_schema(param, '{"type": "object"}', spaces)
+
+
+def _json_schema(param: str, text: str, spaces: _Spaces) -> Constraint:
+    return Constraint(
+        param=param,
+        constraint="json_schema",
+        text=text,
+        is_compact=spaces.is_compact,
+        whitespace_pattern=spaces.pattern,
+    )
+
+
 def _constraint(
-    param: str, kind: Kind, value: msgspec.Raw | str | list[str] | None, is_compact: bool = False
+    param: str, kind: Kind, value: msgspec.Raw | str | list[str] | None, spaces: _Spaces = _ANY_SPACES
 ) -> Iterator[Constraint]:
     if isinstance(value, msgspec.Raw):
-        if _is_given(value):
-            yield Constraint(param=param, constraint=kind, text=_json_text(param, value), is_compact=is_compact)
+        if not _is_given(value):
+            return
+        text = _json_text(param, value)
+        if kind == "json_schema":
+            yield _json_schema(param, text, spaces)
+        else:
+            yield Constraint(param=param, constraint=kind, text=text)
     elif isinstance(value, list):
         yield Constraint(param=param, constraint=kind, texts=value)
     elif value is not None:

@@ -21,11 +21,9 @@ _BOTH: Neutral = {
     "use_beam_search": (False,),
     "early_stopping": (False,),
     "logits_processors": ([],),
-    "guided_whitespace_pattern": (),
     "request_id": (),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
-    "logprob_token_ids": ([],),
     "repetition_detection": (),
     "thinking_token_budget": (),
 }
