@@ -8,6 +8,7 @@
 #include "adjust.h"
 #include "decoder.h"
 #include "experts.h"
+#include "mask.h"
 #include "sampling.h"
 
 namespace {
@@ -179,6 +180,18 @@ int plait_adjust_logits(const float* logits, int64_t rows, int64_t vocab, const 
         ThreadPool::get().run([&](ThreadPool& pool) {
             pool.parallel_for(rows, [&](int64_t row) {
                 plait::adjust_logits(logits + row * vocab, vocab, *changes, row, out + row * vocab);
+            });
+        });
+    });
+}
+
+// New logits [rows, vocab]; masks are [M, words] and mask_rows name one for each row.
+int plait_mask_logits(const float* logits, int64_t rows, int64_t vocab, const uint32_t* masks, int64_t words,
+                      const int64_t* mask_rows, float* out) {
+    return guarded([&] {
+        ThreadPool::get().run([&](ThreadPool& pool) {
+            pool.parallel_for(rows, [&](int64_t row) {
+                plait::mask_logits(logits + row * vocab, vocab, masks + mask_rows[row] * words, out + row * vocab);
             });
         });
     });

@@ -192,6 +192,7 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
     "plait_sample_random": (c_void_p, c_int64, c_int64, POINTER(Filters), c_void_p),
     "plait_sample_filtered": (c_void_p, c_int64, c_int64, POINTER(Filters), c_void_p),
     "plait_adjust_logits": (c_void_p, c_int64, c_int64, POINTER(Adjustments), c_void_p),
+    "plait_mask_logits": (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p),
     "plait_decoder_stack": (POINTER(Decoder), POINTER(Rows), POINTER(Activations), c_int),
 }
 

@@ -40,7 +40,8 @@ _sample_filtered = Op(__name__, "sample_filtered", _CPU, _CUDA, _REFERENCE)
 _adjust_logits = Op(__name__, "adjust_logits", _CPU, _CUDA, Backend("adjust"))
 """The size of a call is the stride between a row's logits."""
 _NUMPY = Backend("numpy_mask", (on_device("cpu"), of_dtype(torch.float32)))
-_mask_logits = Op(__name__, "mask_logits", _NUMPY, _CUDA, Backend("mask"))
+"""For a host without the compiled kernels."""
+_mask_logits = Op(__name__, "mask_logits", _CPU, _NUMPY, _CUDA, Backend("mask"))
 """The size of a call is the stride between a row's logits."""
 _uniform = Op(__name__, "uniform", Backend("cuda", (on_device("cuda"), _has_nvrtc)), Backend("philox"))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from plait_kernels.cpu import library as cpu
 from plait_kernels.sampling.adjust import Adjustments
+from plait_kernels.sampling.mask import WORD_BITS
 from plait_kernels.sampling.reference import Filters
 
 
@@ -71,6 +72,19 @@ def adjust_logits(logits_SV: Tensor, changes: Adjustments) -> Tensor:
     pointers = cpu.Adjustments(*(tensor.data_ptr() for tensor in kept))
     cpu.library().plait_adjust_logits(logits_SV.data_ptr(), *logits_SV.shape, pointers, adjusted_SV.data_ptr())
     return adjusted_SV
+
+
+def mask_logits(logits_SV: Tensor, masks_MW: Tensor, mask_S: Tensor) -> Tensor:
+    """See ``plait_kernels.sampling.mask.mask_logits``."""
+    num_rows, vocab = logits_SV.shape
+    cpu.check_tensor(logits_SV, torch.float32)
+    cpu.check_tensor(masks_MW, torch.int32, -(-vocab // WORD_BITS))
+    cpu.check_tensor(mask_S, torch.int64, num_rows)
+    kept = logits_SV, masks_MW, mask_S = logits_SV.contiguous(), masks_MW.contiguous(), mask_S.contiguous()
+    masked_SV = torch.empty_like(logits_SV)
+    logits, masks, rows = (tensor.data_ptr() for tensor in kept)
+    cpu.library().plait_mask_logits(logits, num_rows, vocab, masks, masks_MW.shape[1], rows, masked_SV.data_ptr())
+    return masked_SV
 
 
 def _expect(logits_SV: Tensor, uniform_S: Tensor, *floats_S: Tensor) -> None:
