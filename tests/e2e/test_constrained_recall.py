@@ -17,8 +17,11 @@ CASES = {
     "no-mixed-no-overlap": ("recall-gqa", "--no-mixed", "--no-overlap"),
     "preempted": ("recall-gqa", "--num-pages", "70"),
     "mla": ("recall-mla",),
+    "dp-2": ("recall-gqa", "--dp", "2"),
+    "dp-2-attention": ("recall-mla", "--dp", "2", "--dp-attention", "--max-batch-tokens", "2048"),
+    "dp-2-tp-2-attention": ("recall-mla", "--dp", "2", "--tp", "2", "--dp-attention", "--max-batch-tokens", "2048"),
 }
-REDUCED = {"gqa": 12}
+REDUCED = {"gqa": 12, "dp-2-attention": 8}
 """Problems of the cases that are not for full sizes alone."""
 
 
