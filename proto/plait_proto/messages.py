@@ -320,6 +320,9 @@ class Plan(msgspec.Struct, frozen=True):
     """``kind, slot, num_pages``: a slot keeps its first pages. Left out while it is empty."""
     adjustments: Words = b""
     """Records of the new slots that change their logits (``plait_proto.adjustments``). Left out while it is empty."""
+    scored_ids: Words = b""
+    """``slot, id``: a token whose log-probability a new slot's records have besides those of the best ones, in this
+    order. Left out while it is empty."""
     awaits_masks: bool = False
     """Rows sample under masks: the step is sampled when its last ``StepMasks`` is there."""
 

@@ -41,6 +41,8 @@ pub use kind::Kind;
 pub use malformed::Malformed;
 pub use message::Message;
 pub use new_slot::{NewSlot, SamplingParams};
-pub use plan::{AppendedPage, DecodeRow, OtherPage, Plan, PlanEncoder, PrefillRow, TrimmedSlot};
+pub use plan::{
+    AppendedPage, DecodeRow, OtherPage, Plan, PlanEncoder, PrefillRow, ScoredId, TrimmedSlot,
+};
 pub use result::{LogprobRecord, LogprobRecords, StepResult};
 pub use step_masks::{MaskedRow, NewMask, StepMasks};

@@ -41,6 +41,9 @@ pub struct Plan {
     /// What new slots change about their logits, for those that ask.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub adjustments: Vec<Adjustment>,
+    /// Tokens of which new slots want the log-probabilities besides those of the best ones, in their records' order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scored_ids: Vec<ScoredId>,
     /// Slots that become free.
     pub freed_slots: Vec<u32>,
     /// Rows sample under masks: the ranks sample the step when its last [`crate::StepMasks`] is there.
@@ -140,6 +143,15 @@ pub struct OtherPage {
     pub page: u32,
 }
 
+/// A token whose log-probability a new slot's records have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScoredId {
+    /// Which slot.
+    pub slot: u32,
+    /// Which token.
+    pub id: u32,
+}
+
 /// A slot that keeps the first pages of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrimmedSlot {
@@ -186,12 +198,12 @@ fn num_rows<Row>(rows: &[Row]) -> u32 {
 /// Encodes plans into buffers that it keeps: after the first few, a plan costs no allocation.
 #[derive(Debug, Default)]
 pub struct PlanEncoder {
-    frames: [Vec<u8>; 9],
+    frames: [Vec<u8>; 10],
     adjustments: Vec<u32>,
 }
 
 impl PlanEncoder {
-    /// The frames of `plan`, the same for every rank. The last three are left out while they are empty.
+    /// The frames of `plan`, the same for every rank. The last four are left out while they are empty.
     pub fn encode(&mut self, plan: &Plan) -> &[Vec<u8>] {
         let [
             kind,
@@ -203,6 +215,7 @@ impl PlanEncoder {
             other_pages,
             trimmed_slots,
             adjustments,
+            scored_ids,
         ] = &mut self.frames;
         kind.clear();
         kind.push(Kind::Plan as u8);
@@ -219,10 +232,14 @@ impl PlanEncoder {
         word_arrays::fill_records(trimmed_slots, &plan.trimmed_slots, |trimmed| {
             [trimmed.kind, trimmed.slot, trimmed.num_pages]
         });
+        adjustments.clear();
         if !plan.adjustments.is_empty() {
             adjustment::fill(&mut self.adjustments, &plan.adjustments);
             word_arrays::fill(adjustments, &self.adjustments);
         }
+        word_arrays::fill_records(scored_ids, &plan.scored_ids, |scored| {
+            [scored.slot, scored.id]
+        });
         &self.frames[..num_frames(plan)]
     }
 
@@ -235,13 +252,14 @@ impl PlanEncoder {
 }
 
 fn num_frames(plan: &Plan) -> usize {
-    let has_adjustments = !plan.adjustments.is_empty();
-    match (plan.other_pages.is_empty(), plan.trimmed_slots.is_empty()) {
-        _ if has_adjustments => 9,
-        (true, true) => 6,
-        (false, true) => 7,
-        (_, false) => 8,
-    }
+    let are_there = [
+        !plan.other_pages.is_empty(),
+        !plan.trimmed_slots.is_empty(),
+        !plan.adjustments.is_empty(),
+        !plan.scored_ids.is_empty(),
+    ];
+    let last = are_there.iter().rposition(|is_there| *is_there);
+    6 + last.map_or(0, |last| last + 1)
 }
 
 fn fill_rows(frame: &mut Vec<u8>, plan: &Plan) {
@@ -252,7 +270,7 @@ fn fill_rows(frame: &mut Vec<u8>, plan: &Plan) {
     }
 }
 
-/// The plan in frame 1 and the arrays after it, which are whole words: four, and up to three optional ones.
+/// The plan in frame 1 and the arrays after it, which are whole words: four, and up to four optional ones.
 pub fn decode_plan(header: &[u8], arrays: &[&[u8]]) -> Result<Plan, Malformed> {
     check_last_frame(arrays)?;
     let array =
@@ -283,6 +301,7 @@ pub fn decode_plan(header: &[u8], arrays: &[&[u8]]) -> Result<Plan, Malformed> {
             num_pages,
         })?,
         adjustments: adjustment::read(&array(8))?,
+        scored_ids: read_records(9, &array(9), |[slot, id]| ScoredId { slot, id })?,
         awaits_masks: header.awaits_masks,
     };
     check_token_ids(&plan)?;

@@ -177,6 +177,7 @@ def plans(draw: st.DrawFn) -> Plan:
         other_pages=draw(triples(st.integers(1, 2**32 - 1))),
         trimmed_slots=draw(triples(U32)),
         adjustments=b"".join(draw(st.lists(adjustments(), max_size=3))),
+        scored_ids=words([word for pair in draw(st.lists(st.tuples(U32, U32), max_size=3)) for word in pair]),
         awaits_masks=draw(st.booleans()),
     )
 

@@ -28,7 +28,8 @@ from plait_testing.wire_golden import GOLDEN, NAMES, golden_frames
 GOLDEN_KINDS = {"Decision": "Verdict", "Heartbeat": "Beat"}
 GOLDEN_FIELDS = {"decision": "verdict"}
 OPTIONAL = {"other_kinds": (), "graphs": (), "prompts": None, "tokens": b"", "facts": (), "awaits_masks": False}
-PLAN_ROWS = {"num_prefill", "num_decode", "rows", "appended_pages", "other_pages", "trimmed_slots", "adjustments"}
+PLAN_LISTS = {"appended_pages", "other_pages", "trimmed_slots", "adjustments", "scored_ids"}
+PLAN_ROWS = {"num_prefill", "num_decode", "rows", *PLAN_LISTS}
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 
@@ -90,6 +91,7 @@ def plan_rows(plan: Plan) -> dict[str, Json]:
             "other_pages": records(plan.other_pages, "kind", "slot", "page"),
             "trimmed_slots": records(plan.trimmed_slots, "kind", "slot", "num_pages"),
             "adjustments": [adjustment(it) for it in read_adjustments(memoryview(plan.adjustments))],
+            "scored_ids": records(plan.scored_ids, "slot", "id"),
         }.items()
         if listed
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -91,12 +92,54 @@ def test_log_probabilities_stay_the_models_own(logits_server: Server) -> None:
     assert biased == plain
 
 
+def test_log_probabilities_of_given_tokens_come_with_each_token(logits_server: Server) -> None:
+    given = [ord("z"), ord("k"), 257]
+    names = [f"token_id:{id}" for id in given]
+    fields = {"logprob_token_ids": given, "return_tokens_as_token_ids": True}
+    every = complete(logits_server, logprobs=20, return_tokens_as_token_ids=True)["logprobs"]["top_logprobs"]
+    for asked in (None, 2):
+        listed = complete(logits_server, **fields, logprobs=asked)["logprobs"]["top_logprobs"]
+        assert len(listed) == len(every) == 5
+        for tops, all_best in zip(listed, every, strict=True):
+            assert set(names) <= set(tops)
+            assert len(tops) <= 1 + len(given) + (asked or 0)
+            assert all(tops[name] == all_best[name] for name in tops if name in all_best)
+            assert sum(map(math.exp, tops.values())) <= 1.0001
+
+
+def test_chats_list_given_tokens_behind_the_best_ones_and_each_once(logits_server: Server) -> None:
+    body = {"messages": [{"role": "user", "content": "copy kilo"}], "temperature": 0, "max_tokens": 5}
+    asked = {"logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": True, "stream": True}
+    given = {"logprob_token_ids": [ord("k"), ord("z"), ord("k")]}
+    answer = httpx.post(logits_server.url + "/v1/chat/completions", json=body | asked | given, timeout=60)
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    told = [one for event in events for one in (event["choices"][0].get("logprobs") or {}).get("content", [])]
+    assert len(told) == 5
+    for token in told:
+        names = [top["token"] for top in token["top_logprobs"]]
+        assert len(names) == len(set(names)) >= 2
+        assert {f"token_id:{ord(letter)}" for letter in "kz"} <= set(names)
+
+
+def test_given_tokens_are_scored_beside_rows_that_ask_for_others(logits_server: Server) -> None:
+    asked: list[dict[str, Any]] = [{}, {"logprobs": 3}, {"logprob_token_ids": [1, 2]}, {"logprob_token_ids": [3]}]
+    alone = [complete(logits_server, **fields)["logprobs"] for fields in asked]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda fields: complete(logits_server, **fields)["logprobs"], asked * 2))
+    for told, expected in zip(together, alone * 2, strict=True):
+        assert (told is None) == (expected is None)
+        if told is not None:
+            assert [set(tops) for tops in told["top_logprobs"]] == [set(tops) for tops in expected["top_logprobs"]]
+            assert told["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-4)
+
+
 def test_what_cannot_be_is_a_400(logits_server: Server) -> None:
     error = rejection(logits_server, min_tokens=17)
     assert error["message"] == "`min_tokens` is 17, where `max_tokens` is 16; lower it, or raise `max_tokens`"
     error = rejection(logits_server, allowed_token_ids=[107], bad_words=["k"])
     assert error["param"] == "allowed_token_ids"
-    assert rejection(logits_server, logprob_token_ids=[1])["code"] == "unsupported_value"
+    assert "128" in rejection(logits_server, logprob_token_ids=[1] * 129)["message"]
+    assert rejection(logits_server, logprob_token_ids=[1 << 20])["param"] == "logprob_token_ids"
 
 
 PROMPT = "Each page has sixteen letters, and each letter is one token; "

@@ -1,6 +1,7 @@
 """One token for every row that samples, and the records of those who want log-probabilities.
 
-Shapes: S rows that sample, V vocabulary, C prompt tokens that get a record, K best tokens, W words of a record.
+Shapes: S rows that sample, V vocabulary, C prompt tokens that get a record, K best tokens, G given ones, W words of a
+record.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from plait_worker.transfer import Download, upload
 
 # Prompt positions whose logits exist at a time: 256 of a vocabulary of 150,000 take 150 MB.
 SLICE = 256
+_NO_IDS: Ints = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +36,18 @@ class Records:
     """How many of the best tokens each row wants."""
     num_best: int
     """K, the same for every row."""
+    scored: Sequence[Ints] = ()
+    """Tokens that each row's record has behind its best ones; their log-probabilities are the last words. Empty if no
+    row has any."""
 
     def frame(self) -> bytes:
         """The concatenated records; call it as late as ``Download.array``."""
         words_SW = self.words.array()
-        if min(self.counts) == self.num_best:
+        if min(self.counts) == self.num_best and not self.scored:
             return words_SW.tobytes()
-        rows = zip(words_SW, self.counts, strict=True)
-        return b"".join(_shorten(words_W, count, self.num_best) for words_W, count in rows)
+        scored = self.scored or [_NO_IDS] * len(self.counts)
+        rows = zip(words_SW, self.counts, scored, strict=True)
+        return b"".join(_shorten(words_W, count, self.num_best, ids) for words_W, count, ids in rows)
 
 
 def sample(
@@ -69,8 +75,10 @@ def output_records(logits_SV: Tensor, ids_S: Tensor, slots_S: Ints, table: Sampl
     if not wanted:
         return []
     rows = upload(np.array([row for row, _ in wanted], dtype=np.int64), logits_SV.device)
-    counts = [num for _, num in wanted]
-    return [_records(score_tokens(logits_SV[rows].float(), ids_S[rows], max(counts)), counts)]
+    scored = [table.scored_ids.get(int(slots_S[row]), _NO_IDS) for row, _ in wanted]
+    counts = [num - len(ids) for (_, num), ids in zip(wanted, scored, strict=True)]
+    scores = score_tokens(logits_SV[rows].float(), ids_S[rows], max(counts), _padded(scored, logits_SV.device))
+    return [_records(scores, counts, scored if any(map(len, scored)) else ())]
 
 
 def prompt_records(
@@ -109,20 +117,31 @@ def _target_records(hidden_TD: Tensor, logits: Callable[[Tensor], Tensor], targe
         yield _records(score_tokens(logits(hidden), ids, target.num_best), [target.num_best] * len(ids))
 
 
-def _records(scores: TokenScores, counts: Sequence[int]) -> Records:
-    words_SW = torch.cat(
-        (
-            scores.logprob_S.view(torch.int32)[:, None],
-            scores.rank_S.to(torch.int32)[:, None],
-            scores.best_ids_SK.to(torch.int32),
-            scores.best_logprobs_SK.view(torch.int32),
-        ),
-        dim=1,
-    )
-    return Records(Download(words_SW), counts, scores.best_ids_SK.shape[1])
+def _records(scores: TokenScores, counts: Sequence[int], scored: Sequence[Ints] = ()) -> Records:
+    parts = [
+        scores.logprob_S.view(torch.int32)[:, None],
+        scores.rank_S.to(torch.int32)[:, None],
+        scores.best_ids_SK.to(torch.int32),
+        scores.best_logprobs_SK.view(torch.int32),
+    ]
+    if scores.given_logprobs_SG is not None:
+        parts.append(scores.given_logprobs_SG.view(torch.int32))
+    return Records(Download(torch.cat(parts, dim=1)), counts, scores.best_ids_SK.shape[1], scored)
 
 
-def _shorten(words_W: NDArray[np.int32], count: int, num_best: int) -> bytes:
+def _padded(scored: Sequence[Ints], device: torch.device) -> Tensor | None:
+    """The rows' tokens ``[S, G]``, filled up with 0; None if there are none."""
+    most = max(map(len, scored))
+    if most == 0:
+        return None
+    padded_SG = np.zeros((len(scored), most), dtype=np.int64)
+    for row, ids in enumerate(scored):
+        padded_SG[row, : len(ids)] = ids
+    return upload(padded_SG, device)
+
+
+def _shorten(words_W: NDArray[np.int32], count: int, num_best: int, scored: Ints) -> bytes:
     ids = words_W[2 : 2 + count]
     logprobs = words_W[2 + num_best : 2 + num_best + count]
-    return np.concatenate((words_W[:2], ids, logprobs)).tobytes()
+    given = words_W[2 + 2 * num_best : 2 + 2 * num_best + len(scored)]
+    return np.concatenate((words_W[:2], ids, scored.astype(np.uint32).view(np.int32), logprobs, given)).tobytes()

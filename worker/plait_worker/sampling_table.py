@@ -54,7 +54,10 @@ class SamplingTable:
         """Best tokens that a slot wants with each output token; None: no log-probabilities."""
         self.num_prompt_logprobs: list[int | None] = [None] * num_slots
         """The same with each prompt token."""
+        self.scored_ids: dict[int, Ints] = {}
+        """Tokens that a slot's records have behind the best ones."""
         self._device = device
+        self._vocab = vocab_size
         # temperature, top_p, min_p
         self._floats_N3 = torch.zeros((num_slots + 1, 3), dtype=torch.float32, device=device)
         # top_k, seed, index of the next output token
@@ -64,6 +67,9 @@ class SamplingTable:
         """The slots are free."""
         if len(self.adjusted):
             self.adjusted.release(slots.tolist())
+        if self.scored_ids:
+            for slot in slots.tolist():
+                self.scored_ids.pop(slot, None)
 
     def assign(self, new_slots: Sequence[NewSlot], adjustments: Iterable[Adjustment] = ()) -> None:
         """Set what the new slots' requests ask for. Raises ``WorkerError`` if an adjustment is of another slot."""
@@ -82,6 +88,20 @@ class SamplingTable:
             ensure(is_new, f"the plan adjusts slot {adjustment.slot}, which is not new, or twice")
             self.adjusted.assign(adjustment)
             self.mode_N[adjustment.slot] |= ADJUSTED
+
+    def assign_scored(self, new_slots: Sequence[NewSlot], scored_E2: Ints) -> None:
+        """Set the tokens of which new slots want log-probabilities besides the best ones'.
+
+        Raises ``WorkerError`` for another slot, a token outside the vocabulary, or more tokens than records hold.
+        """
+        for new in new_slots if len(scored_E2) else ():
+            ids = scored_E2[scored_E2[:, 0] == new.slot, 1]
+            if len(ids):
+                ensure(int(ids.max()) < self._vocab, "a scored token is outside the vocabulary")
+                ensure(len(ids) <= (new.logprobs or 0), f"slot {new.slot} has more scored tokens than its records hold")
+                self.scored_ids[new.slot] = ids
+        num_taken = sum(len(self.scored_ids.get(new.slot, ())) for new in new_slots)
+        ensure(num_taken == len(scored_E2), "the plan scores tokens of a slot that is not new")
 
     def is_plain(self, slots_S: Ints) -> bool:
         """Whether the rows of these slots are greedy, change no logits and want no log-probabilities."""

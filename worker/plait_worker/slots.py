@@ -143,7 +143,8 @@ class Slots:
 
     def _open_slots(self, inputs: StepInputs) -> None:
         new_slots = inputs.new_slots
-        ensure(bool(new_slots) or not inputs.adjustments, "the plan adjusts a slot that is not new")
+        is_asked = bool(inputs.adjustments) or len(inputs.scored_E2) > 0
+        ensure(bool(new_slots) or not is_asked, "the plan says how a slot samples that is not new")
         if not new_slots:
             return
         slots = np.array([new.slot for new in new_slots], dtype=np.int64)
@@ -157,6 +158,7 @@ class Slots:
         self._page_table_NM.index_fill_(0, self.to_device(slots), self._num_pages)
         self.sampling.release(slots)
         self.sampling.assign(new_slots, inputs.adjustments)
+        self.sampling.assign_scored(new_slots, inputs.scored_E2)
 
     def _append(self, appended_A2: Ints) -> None:
         if len(appended_A2) == 0:

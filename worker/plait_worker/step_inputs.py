@@ -6,7 +6,7 @@ Shapes: P prefill rows, D decode rows, R = P + D rows, T tokens computed, A appe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,8 @@ class StepInputs:
     """Tokens of the prefill rows, row by row, with lookahead tokens."""
     adjustments: Sequence[Adjustment] = ()
     """What new slots change about their logits."""
+    scored_E2: Ints = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
+    """(slot, token id): the slot's records have the token behind the best ones, in this order."""
     void_R: Bools | None = None
     """Decode rows of the dummy slot: they follow a token that was not sampled. None if there are none."""
 
@@ -89,6 +91,7 @@ def read_plan(plan: Plan) -> StepInputs:
         freed_F=_words(plan.freed_slots),
         new_slots=plan.new_slots,
         adjustments=tuple(read_adjustments(memoryview(plan.adjustments))) if len(plan.adjustments) else (),
+        scored_E2=_words(plan.scored_ids).reshape(-1, 2),
         appended_A2=_words(plan.appended_pages).reshape(-1, 2),
         num_prefill=plan.num_prefill,
         slots_R=np.concatenate((prefill_P4[:, 0], decode_D2[:, 0])),

@@ -1,6 +1,6 @@
 """Log-probabilities of chosen tokens and of the best ones, under the model's own distribution.
 
-Shapes: S rows, V vocabulary, K best tokens.
+Shapes: S rows, V vocabulary, K best tokens, G given ones.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ class TokenScores:
     rank_S: Tensor
     best_ids_SK: Tensor
     best_logprobs_SK: Tensor
+    given_logprobs_SG: Tensor | None = None
+    """float32, of the tokens that were given besides."""
 
 
-def score_tokens(logits_SV: Tensor, ids_S: Tensor, num_best: int) -> TokenScores:
+def score_tokens(logits_SV: Tensor, ids_S: Tensor, num_best: int, given_SG: Tensor | None = None) -> TokenScores:
     """Scores of ``ids_S`` (int64) under softmax of ``logits_SV`` (float32), with the ``num_best`` best tokens.
+
+    ``given_SG`` int64 are further tokens of each row whose log-probabilities are wanted.
 
     Equal logits rank by the lower id, so that the greedy token always has rank 1.
     """
@@ -39,6 +43,7 @@ def score_tokens(logits_SV: Tensor, ids_S: Tensor, num_best: int) -> TokenScores
         rank_S=_rank(logits_SV, chosen_S1),
         best_ids_SK=best_ids_SK,
         best_logprobs_SK=logprobs_SV.gather(1, best_ids_SK),
+        given_logprobs_SG=None if given_SG is None else logprobs_SV.gather(1, given_SG),
     )
 
 

@@ -3,7 +3,7 @@
 use plait_proto::{
     Adjustment, AppendedPage, Bye, CapturedSize, Decision, DecodeRow, Drain, ExitCode, Fact, Fail,
     ForwardDone, Heartbeat, Hello, Join, MaskedRow, Message, Mode, NewMask, NewSlot, OtherPage,
-    PageKind, Plan, PrefillRow, PromptCounts, SamplingParams, StepMasks, StepResult,
+    PageKind, Plan, PrefillRow, PromptCounts, SamplingParams, ScoredId, StepMasks, StepResult,
     StoreOperation, StoreReply, StoreRequest, TokenBias, TrimmedSlot, Vote, Welcome,
 };
 use proptest::collection::vec;
@@ -244,6 +244,7 @@ pub fn plan() -> impl Strategy<Value = Plan> {
         vec(other_page(), 0..4),
         vec(trimmed_slot(), 0..4),
         vec(adjustment(), 0..3),
+        vec(scored_id(), 0..3),
     );
     (header, rows, changes).prop_flat_map(|(header, rows, changes)| {
         let num_token_ids: u64 = rows.0.iter().map(PrefillRow::num_token_ids).sum();
@@ -260,6 +261,7 @@ pub fn plan() -> impl Strategy<Value = Plan> {
             other_pages: changes.2.clone(),
             trimmed_slots: changes.3.clone(),
             adjustments: changes.4.clone(),
+            scored_ids: changes.5.clone(),
             awaits_masks: header.3,
         })
     })
@@ -329,6 +331,10 @@ fn trimmed_slot() -> impl Strategy<Value = TrimmedSlot> {
         slot,
         num_pages,
     })
+}
+
+fn scored_id() -> impl Strategy<Value = ScoredId> {
+    any::<(u32, u32)>().prop_map(|(slot, id)| ScoredId { slot, id })
 }
 
 fn adjustment() -> impl Strategy<Value = Adjustment> {

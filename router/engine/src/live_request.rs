@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use plait_core::{Micros, PrefillRow, Request};
+use plait_core::{Micros, PrefillRow, Request, TokenId};
 use plait_openai::PreparedChoice;
 use plait_proto::{Adjustment, SamplingParams};
 
@@ -22,6 +22,8 @@ pub struct LiveRequest {
     pub sampling: SamplingParams,
     /// What it changes about its logits.
     pub adjustment: Option<Arc<Adjustment>>,
+    /// Tokens whose log-probabilities it wants besides the best ones'.
+    pub scored_ids: Arc<[TokenId]>,
     /// Whether any token is to be sampled.
     pub has_output: bool,
     /// Whether its tokens are sampled under masks.
@@ -44,6 +46,7 @@ impl LiveRequest {
             last_token: None,
             sampling: choice.sampling,
             adjustment: choice.adjustment,
+            scored_ids: choice.scored_ids,
             has_output: prompt.max_tokens > 0,
             is_masked: prompt.is_masked,
             prompt: PromptProgress::new(prompt.prompt.len()),

@@ -11,13 +11,14 @@ use plait_core::{
     Settings, SettingsError, StepId, Vote,
 };
 use plait_openai::{ApiError, PreparedPrompt};
-use plait_proto::{Adjustment, NewSlot};
+use plait_proto::{Adjustment, NewSlot, ScoredId};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::clock::{micros, since};
 use crate::first_uses::FirstUses;
 use crate::group::GroupStepTimes;
+use crate::intake::Admission;
 use crate::kv_events::KvEventQueue;
 use crate::live_request::LiveRequest;
 use crate::masks::{MaskAnswers, MaskJobs};
@@ -27,7 +28,6 @@ use crate::output_queue::StreamId;
 use crate::shared::{ReplicaShared, Shared};
 use crate::step::{MeasuredRow, NewSlots, PlanWriter, StepInFlight};
 use crate::step_trace::StepRecorder;
-use crate::text_pool::Admission;
 use crate::timeouts::Timeouts;
 
 /// What a replica is started with.
@@ -249,6 +249,7 @@ impl Serving {
             new_slots: NewSlots {
                 slots: new_slots.collect(),
                 adjustments: self.adjustments_of(&plan),
+                scored_ids: self.scored_ids_of(&plan),
             },
             plan,
             step,
@@ -265,6 +266,17 @@ impl Serving {
             })
         });
         asked.collect()
+    }
+
+    fn scored_ids_of(&self, plan: &Plan) -> Vec<ScoredId> {
+        let of_slot = |new: &plait_core::NewSlot| {
+            let (slot, ids) = (new.slot.0, self.requests[&new.request].scored_ids.clone());
+            (0..ids.len()).map(move |index| ScoredId {
+                slot,
+                id: ids[index],
+            })
+        };
+        plan.new_slots.iter().flat_map(of_slot).collect()
     }
 
     /// The vote of `replica` on the step that was just planned, or on having none.

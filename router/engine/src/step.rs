@@ -5,7 +5,7 @@ use std::time::Duration;
 use plait_core::{Decision, Plan, RequestId, StepWork, TokenId};
 use plait_proto::{
     Adjustment, AppendedPage, DecodeRow, NewSlot, OtherPage, PageKind, PlanEncoder, PrefillRow,
-    SamplingParams, TrimmedSlot,
+    SamplingParams, ScoredId, TrimmedSlot,
 };
 
 use crate::group::decision_to_wire;
@@ -96,6 +96,8 @@ pub struct NewSlots {
     pub slots: Vec<NewSlot>,
     /// Of those that change their logits.
     pub adjustments: Vec<Adjustment>,
+    /// Of those that name tokens to score.
+    pub scored_ids: Vec<ScoredId>,
 }
 
 /// Turns plans into frames, in buffers that it keeps.
@@ -116,6 +118,7 @@ impl PlanWriter {
     ) -> &[Vec<u8>] {
         let wire = &mut self.plan;
         wire.adjustments = new_slots.adjustments;
+        wire.scored_ids = new_slots.scored_ids;
         wire.step = plan.step.0;
         wire.awaits_masks = awaits_masks;
         wire.decision = decision.map(decision_to_wire);

@@ -25,6 +25,7 @@ const STOP_STRINGS: RangeInclusive<usize> = 0..=16;
 const STOP_BYTES: RangeInclusive<usize> = 1..=256;
 const STOP_IDS: RangeInclusive<usize> = 0..=64;
 const BEST_TOKENS: RangeInclusive<u32> = 0..=20;
+const SCORED_IDS: RangeInclusive<usize> = 0..=128;
 /// Of a chat.
 const MAX_TOKENS: RangeInclusive<u32> = 1..=0x7fff_ffff;
 /// Of a completion; with 0 its prompt is computed and nothing else.
@@ -283,6 +284,13 @@ pub(crate) fn check_logits(fields: &LogitFields) -> Result<(), RequestError> {
             advice,
         )?;
     }
+    check_count(
+        "logprob_token_ids",
+        fields.logprob_token_ids.len(),
+        "ids",
+        SCORED_IDS,
+        SEND_FEWER,
+    )?;
     check_count(
         "bad_words",
         fields.bad_words.len(),

@@ -16,8 +16,19 @@ pub struct TokenLogprobs {
     pub logprob: f32,
     /// From 1, in the whole vocabulary.
     pub rank: u32,
-    /// The best tokens with their log-probabilities, best first; as many as the request asked for.
+    /// The best tokens with their log-probabilities, best first; as many as the request asked for. Then the tokens that
+    /// it named.
     pub best: Vec<(TokenId, f32)>,
+}
+
+impl TokenLogprobs {
+    /// The tokens to list, each once.
+    fn listed(&self) -> impl Iterator<Item = (TokenId, f32)> {
+        let best = self.best.iter().enumerate();
+        let firsts =
+            best.filter(|(place, (id, _))| self.best[..*place].iter().all(|it| it.0 != *id));
+        firsts.map(|(_, listed)| *listed)
+    }
 }
 
 /// An output token with its log-probabilities.
@@ -90,9 +101,8 @@ impl<'a> ChatLogprobs<'a> {
             token: spelled(scored.token, scored.scores.logprob),
             top_logprobs: scored
                 .scores
-                .best
-                .iter()
-                .map(|&(id, logprob)| spelled(id, logprob))
+                .listed()
+                .map(|(id, logprob)| spelled(id, logprob))
                 .collect(),
         });
         (!tokens.is_empty()).then(|| Self {
@@ -135,9 +145,18 @@ impl<'a> CompletionLogprobs<'a> {
         tokens: &'a [ScoredToken],
     ) -> Self {
         let (mut lists, mut num_chars) = (Self::default(), 0);
-        let tokens = tokens.iter().map(|it| (it.token, Some(&it.scores)));
-        for (token, scores) in prompt.chain(tokens) {
+        for (token, scores) in prompt {
             lists.push(names, token, scores, num_best, &mut num_chars);
+        }
+        for scored in tokens {
+            let best = usize::MAX;
+            lists.push(
+                names,
+                scored.token,
+                Some(&scored.scores),
+                best,
+                &mut num_chars,
+            );
         }
         lists
     }

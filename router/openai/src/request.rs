@@ -156,6 +156,8 @@ pub struct LogitFields {
     pub allowed_token_ids: Option<Vec<i64>>,
     /// Texts that the answer may not have.
     pub bad_words: Vec<String>,
+    /// Tokens whose log-probabilities come with each output token, if any do.
+    pub logprob_token_ids: Vec<i64>,
     /// What the answer must be.
     pub constraint: Option<ConstraintField>,
 }

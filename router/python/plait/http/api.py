@@ -80,6 +80,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     allowed_token_ids: list[int] | None = None
     """The only tokens that may be sampled."""
     bad_words: list[str] = []
+    logprob_token_ids: list[int] = []
+    """Listed with each output token behind the best ones."""
     constraint: Constraint | None = None
     """What the answer must be."""
     logprobs: int | None = None
