@@ -84,9 +84,9 @@ def test_the_unbroken_messages_pass() -> None:
 
 
 def test_the_number_of_frames_is_that_of_the_kind() -> None:
-    assert refusal(PLAN, lambda frames: frames.clear()) == "0 frames; a message has 2 to 9"
-    assert refusal(PLAN, lambda frames: frames.extend([b""] * 4)) == "10 frames; a message has 2 to 9"
-    assert refusal(PLAN, lambda frames: frames.remove(frames[-1])) == "PLAN came in 5 frames; it has 6 to 9"
+    assert refusal(PLAN, lambda frames: frames.clear()) == "0 frames; a message has 2 to 10"
+    assert refusal(PLAN, lambda frames: frames.extend([b""] * 5)) == "11 frames; a message has 2 to 10"
+    assert refusal(PLAN, lambda frames: frames.remove(frames[-1])) == "PLAN came in 5 frames; it has 6 to 10"
     assert refusal(RESULT, lambda frames: frames.append(b"")) == "STEP_RESULT came in 7 frames; it has 6"
     assert refusal(HELLO, lambda frames: frames.append(b"")) == "HELLO came in 3 frames; it has 2"
 
@@ -146,6 +146,7 @@ TWO_KINDS = msgspec.structs.replace(
         ({"trimmed_slots": b""}, 7),
         ({"other_pages": b""}, 8),
         ({"other_pages": b"", "trimmed_slots": b""}, 6),
+        ({"other_pages": b"", "trimmed_slots": b"", "scored_ids": bytes(8)}, 10),
     ],
 )
 def test_optional_frames_are_left_out_while_they_are_empty(changes: dict[str, bytes], num_frames: int) -> None:

@@ -3,8 +3,8 @@
 use plait_proto::{
     Adjustment, DecodeRow, Fail, Frames, Kind, LogprobRecords, MAX_FRAME_BYTES, MAX_HEADER_BYTES,
     MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, Malformed, MaskedRow, Message, NewMask, NewSlot, OtherPage,
-    Plan, PrefillRow, SamplingParams, StepMasks, StepResult, TokenBias, TrimmedSlot, decode,
-    encode,
+    Plan, PrefillRow, SamplingParams, ScoredId, StepMasks, StepResult, TokenBias, TrimmedSlot,
+    decode, encode,
 };
 
 fn plan() -> Plan {
@@ -49,10 +49,10 @@ fn the_number_of_frames_is_that_of_the_kind() {
         Err(Malformed::TooFewFrames { given: 0 })
     );
     assert_eq!(
-        decode(&[[3]; 10]),
+        decode(&[[3]; 11]),
         Err(Malformed::TooManyFrames {
-            given: 10,
-            limit: 9
+            given: 11,
+            limit: 10
         })
     );
     let short = refusal(plan(), |frames| frames.truncate(5));
@@ -63,7 +63,7 @@ fn the_number_of_frames_is_that_of_the_kind() {
             given: 5
         }
     );
-    assert_eq!(short.to_string(), "Plan came in 5 frames; it has 6 to 9");
+    assert_eq!(short.to_string(), "Plan came in 5 frames; it has 6 to 10");
     let long = refusal(result(), |frames| frames.push(Vec::new()));
     assert_eq!(
         long,
@@ -193,8 +193,13 @@ fn optional_frames_are_left_out_while_they_are_empty() {
         other_pages: Vec::new(),
         ..whole.clone()
     };
+    let with_scored_ids = Plan {
+        scored_ids: vec![ScoredId { slot: 0, id: 7 }],
+        ..plan()
+    };
     for (plan, num_frames) in [
         (plan(), 6),
+        (with_scored_ids, 10),
         (without_trims, 7),
         (without_other_pages, 8),
         (whole, 8),

@@ -86,9 +86,7 @@ pub struct Engine {
     settings: EngineSettings,
     /// For ranks on other hosts.
     remote_endpoints: Vec<Option<String>>,
-    grammars: Arc<Grammars>,
-    queue: Arc<TextQueue>,
-    compiles: Arc<CompileQueue>,
+    text: TextSide,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -157,8 +155,6 @@ impl Engine {
         let mut group = group.into_iter();
         let shared = Arc::new(shared);
         let (endpoints, remote_endpoints) = links.iter().map(Link::endpoints).unzip();
-        let max_model_len = replica.max_model_len;
-        let settings = &replica.settings;
         let mut threads = Threads::new(shared.clone());
         let (bodies, ended) = crossbeam_channel::bounded(MAX_BODIES);
         let masks = threads.spawn_masks(replica.vocab_size)?;
@@ -185,43 +181,20 @@ impl Engine {
         }
         drop((bodies, recorder, masks));
         threads.spawn_writers(ended, step_file, publishers)?;
-        let queue = TextQueue::new(settings.scheduler.max_queue, settings.text_threads);
-        let queue = Arc::new(queue);
-        let compiles = Arc::new(CompileQueue::new(num_compile_threads()));
         let intake = Arc::new(Intake {
             vocab_size: replica.vocab_size,
             shared: shared.clone(),
             admissions,
         });
-        let compiler = Arc::new(CompileWorker {
-            model: model.clone(),
-            grammars: grammars(&shared),
-            intake: intake.clone(),
-            queue: compiles.clone(),
-        });
-        let worker = Arc::new(TextWorker {
-            model: model.clone(),
-            max_model_len,
-            policy: settings.scheduler.policy,
-            seeds: SeedSource::new(settings.seed),
-            grammars: compiler.grammars.clone(),
-            logprobs: LogprobsBudget::default(),
-            intake,
-            compiles: compiles.clone(),
-            queue: queue.clone(),
-        });
-        threads.spawn_text(&worker, settings.text_threads)?;
-        threads.spawn_compilers(&compiler)?;
+        let text = TextSide::spawn(&mut threads, &intake, &model, replica)?;
         Ok(Self {
             shared,
             model,
-            max_model_len,
+            max_model_len: replica.max_model_len,
             endpoints,
             settings: replica.settings.clone(),
             remote_endpoints,
-            grammars: compiler.grammars.clone(),
-            queue,
-            compiles,
+            text,
             threads: Mutex::new(threads.handles),
         })
     }
@@ -252,7 +225,7 @@ impl Engine {
             let not_ready = self.shared.status.refusal();
             return self.reject(stream, Rejection::NotReady, &not_ready);
         }
-        let put = self.queue.put(Job {
+        let put = self.text.queue.put(Job {
             stream,
             tenant,
             json: request.to_vec(),
@@ -349,9 +322,7 @@ impl Engine {
         }
         self.shared.reject_pending();
         self.shared.output_queue.close();
-        self.queue.close();
-        self.compiles.close();
-        self.grammars.close();
+        self.text.close();
         self.shared.tell_all(&Mail::Close);
         for thread in threads.drain(..) {
             // The thread's sentinel has reported a panic.
@@ -364,6 +335,59 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+/// What prepares requests before a replica has them.
+struct TextSide {
+    queue: Arc<TextQueue>,
+    compiles: Arc<CompileQueue>,
+    grammars: Arc<Grammars>,
+}
+
+impl TextSide {
+    fn spawn(
+        threads: &mut Threads,
+        intake: &Arc<Intake>,
+        model: &Arc<ModelText>,
+        replica: &ReplicaConfig,
+    ) -> io::Result<Self> {
+        let settings = &replica.settings;
+        let queue = TextQueue::new(settings.scheduler.max_queue, settings.text_threads);
+        let queue = Arc::new(queue);
+        let compiles = Arc::new(CompileQueue::new(num_compile_threads()));
+        let grammars = grammars(&intake.shared);
+        let worker = TextWorker {
+            model: model.clone(),
+            max_model_len: replica.max_model_len,
+            policy: settings.scheduler.policy,
+            seeds: SeedSource::new(settings.seed),
+            grammars: grammars.clone(),
+            logprobs: LogprobsBudget::default(),
+            intake: intake.clone(),
+            compiles: compiles.clone(),
+            queue: queue.clone(),
+        };
+        threads.spawn_text(&Arc::new(worker), settings.text_threads)?;
+        let worker = CompileWorker {
+            model: model.clone(),
+            grammars: grammars.clone(),
+            intake: intake.clone(),
+            queue: compiles.clone(),
+        };
+        threads.spawn_compilers(&Arc::new(worker))?;
+        Ok(Self {
+            queue,
+            compiles,
+            grammars,
+        })
+    }
+
+    /// No request is prepared from now on.
+    fn close(&self) {
+        self.queue.close();
+        self.compiles.close();
+        self.grammars.close();
     }
 }
 

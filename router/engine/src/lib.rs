@@ -1,7 +1,7 @@
 //! Link and driver around Plait's scheduler.
 //!
-//! [`Engine`] is the facade that Python holds. Its threads: two prepare text, one drives (scheduler
-//! and link), one writes answers. None of them ever enters the interpreter.
+//! [`Engine`] is the facade that Python holds. Its threads: two prepare text, others compile
+//! constraints and fill masks, one drives (scheduler and link), one writes answers. None of them ever enters the interpreter.
 
 pub mod group;
 

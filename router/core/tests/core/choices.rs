@@ -365,6 +365,7 @@ fn choices_whose_prompt_is_computed_count_in_a_full_queue() {
     let settings = with(server(false, 2048), |it| {
         it.scheduler.policy = Policy::Fair;
         it.scheduler.max_seqs = Some(1);
+        it.scheduler.max_queue = 200;
         it.scheduler.max_queue_tokens = 100;
     });
     let mut scheduler = Scheduler::new(settings).unwrap();
@@ -376,7 +377,7 @@ fn choices_whose_prompt_is_computed_count_in_a_full_queue() {
     let plan = scheduler.plan(Micros(0)).unwrap();
     complete(&mut scheduler, &plan);
     let last = scheduler.submit(of(1, 90, 1), Micros(0)).unwrap();
-    scheduler.submit(of(2, 95, 1), Micros(0)).unwrap();
+    scheduler.submit(of(2, 50, 1), Micros(0)).unwrap();
     let rejected = scheduler.take_rejected();
     assert_eq!(rejected.len(), 1);
     assert_eq!(
@@ -411,7 +412,8 @@ fn a_full_queue_takes_no_choice_of_an_answer_that_has_begun() {
 
 #[test]
 fn others_pass_a_hundred_choices_that_wait_for_their_prompt() {
-    let mut scheduler = Scheduler::new(server(true, 4096)).unwrap();
+    let settings = with(server(true, 4096), |it| it.scheduler.max_queue = 200);
+    let mut scheduler = Scheduler::new(settings).unwrap();
     let prompt: Vec<TokenId> = (0..2048).collect();
     scheduler.submit(request(&prompt, 100), Micros(0)).unwrap();
     scheduler.submit(request(&[5000; 7], 1), Micros(0)).unwrap();
