@@ -37,7 +37,7 @@ class Records:
     num_best: int
     """K, the same for every row."""
     scored: Sequence[Ints] = ()
-    """Tokens that each row's record has behind its best ones; their log-probabilities are the last words. Empty if no
+    """Tokens that each row's record has behind its best ones; their log-probabilities end the record. Empty if no
     row has any."""
 
     def frame(self) -> bytes:
