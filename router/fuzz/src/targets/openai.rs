@@ -61,5 +61,12 @@ fn prepare_request(input: &[u8]) -> bool {
     let Ok(request) = serde_json::from_slice::<GenerateRequest>(input) else {
         return false;
     };
-    prepare(model, &request, CONTEXT, grammars, &mut || 7).is_ok()
+    let Ok(mut prepared) = prepare(model, &request, CONTEXT, &mut || 7) else {
+        return false;
+    };
+    let Some(asked) = prepared.constraint.clone() else {
+        return true;
+    };
+    let compiled = grammars.compile(model, &asked.constraint);
+    compiled.map(|grammar| prepared.constrain(&grammar)).is_ok()
 }
