@@ -38,6 +38,9 @@ pub fn compile(
     cancel: &Cancel,
 ) -> Compiled {
     constraint.check_sizes(limits)?;
+    if *constraint == Constraint::Free {
+        return Ok(Grammar::free(vocabulary.clone()));
+    }
     if NUM_ABANDONED.load(Ordering::Relaxed) >= MAX_ABANDONED {
         return Err(CompileError::Busy);
     }

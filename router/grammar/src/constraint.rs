@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use crate::ebnf;
 use crate::error::CompileError;
+use crate::form::Form;
 use crate::limits::Limits;
 use crate::schema;
 use crate::structural_tag::Tags;
@@ -26,8 +27,10 @@ pub enum Constraint {
     Ebnf(String),
     /// Text with tagged parts, as JSON says.
     StructuralTag(String),
-    /// The same, built by the server.
-    Tags(Tags),
+    /// Tool calls in their family's marks.
+    Calls(Form),
+    /// Any text. For an answer of which only the thought is bounded.
+    Free,
 }
 
 impl Constraint {
@@ -40,25 +43,26 @@ impl Constraint {
             Self::Choice(_) => "choice",
             Self::Ebnf(_) => "grammar",
             Self::StructuralTag(_) => "structural_tag",
-            Self::Tags(_) => "tools",
+            Self::Calls(_) => "tools",
+            Self::Free => "thought",
         }
     }
 
     /// Bytes that it keeps.
     pub fn num_bytes(&self) -> usize {
         match self {
-            Self::JsonObject => 0,
+            Self::JsonObject | Self::Free => 0,
             Self::JsonSchema(text, whitespace) => text.len() + whitespace.num_bytes(),
             Self::Regex(text) | Self::Ebnf(text) | Self::StructuralTag(text) => text.len(),
             Self::Choice(texts) => texts.iter().map(|it| it.len() + size_of::<String>()).sum(),
-            Self::Tags(tags) => tags.num_bytes(),
+            Self::Calls(form) => form.num_bytes(),
         }
     }
 
     /// The caps that need no parsing.
     pub(crate) fn check_sizes(&self, limits: &Limits) -> Result<(), CompileError> {
         match self {
-            Self::JsonObject => Ok(()),
+            Self::JsonObject | Self::Free => Ok(()),
             Self::JsonSchema(text, _) | Self::StructuralTag(text) => {
                 CompileError::check_size("bytes", text.len(), limits.schema_bytes)?;
                 let depth = schema::depth(text);
@@ -70,8 +74,8 @@ impl Constraint {
                 CompileError::check_size("bytes", self.num_bytes(), limits.choice_bytes)
             }
             Self::Ebnf(text) => CompileError::check_size("bytes", text.len(), limits.grammar_bytes),
-            Self::Tags(tags) => {
-                CompileError::check_size("bytes", tags.num_bytes(), limits.schema_bytes)
+            Self::Calls(form) => {
+                CompileError::check_size("bytes", form.num_bytes(), limits.schema_bytes)
             }
         }
     }
@@ -99,7 +103,8 @@ impl Constraint {
             Self::Choice(texts) => choice_grammar(texts),
             Self::Ebnf(text) => ebnf::lowered(text),
             Self::StructuralTag(text) => Tags::parse(text)?.lowered(vocabulary, limits),
-            Self::Tags(tags) => tags.lowered(vocabulary, limits),
+            Self::Calls(form) => form.lowered(vocabulary, limits),
+            Self::Free => Err(CompileError::Malformed("it constrains nothing".to_owned())),
         }
     }
 }

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use llguidance::TokenParser;
 
 use crate::limits::parser_limits;
-use crate::matcher::Matcher;
-use crate::thought::ThoughtEnd;
+use crate::matcher::{AnswerMatcher, Matcher};
+use crate::thought::{Thought, ThoughtRule};
 use crate::vocabulary::Vocabulary;
 
 /// Answers of one grammar share lexers, each of which computes one mask at a time.
@@ -18,12 +18,13 @@ const SYMBOL_BYTES: usize = 300;
 /// A compiled constraint. Clones share it.
 #[derive(Clone)]
 pub struct Grammar {
-    shared: Arc<Shared>,
-    thought: Option<ThoughtEnd>,
+    vocabulary: Arc<Vocabulary>,
+    /// None: any text.
+    shared: Option<Arc<Shared>>,
+    thought: Option<ThoughtRule>,
 }
 
 struct Shared {
-    vocabulary: Arc<Vocabulary>,
     /// Never asked for a mask, so that its lexer stays small.
     fresh: TokenParser,
     /// The mask of an answer's first token.
@@ -50,48 +51,54 @@ impl Grammar {
             next: 0,
         });
         Self {
-            shared: Arc::new(Shared {
-                vocabulary,
+            vocabulary,
+            shared: Some(Arc::new(Shared {
                 fresh,
                 first,
                 num_symbols,
                 lexers,
-            }),
+            })),
             thought: None,
         }
     }
 
-    /// The same grammar behind a thought, which ends so.
-    #[must_use]
-    pub fn behind_thought(&self, end: ThoughtEnd) -> Self {
+    /// The grammar of any text.
+    pub(crate) fn free(vocabulary: Arc<Vocabulary>) -> Self {
         Self {
-            shared: self.shared.clone(),
-            thought: Some(end),
+            vocabulary,
+            shared: None,
+            thought: None,
+        }
+    }
+
+    /// The same grammar behind a thought.
+    #[must_use]
+    pub fn behind_thought(&self, thought: ThoughtRule) -> Self {
+        Self {
+            thought: Some(thought),
+            ..self.clone()
         }
     }
 
     /// For one answer, at its beginning.
     pub fn matcher(&self) -> Matcher {
-        let parser = self.shared.parser();
-        let inner = llguidance::Matcher::new(Ok(parser));
-        let first = Some(self.shared.first.clone());
-        let vocabulary = self.shared.vocabulary.clone();
-        Matcher::new(vocabulary, inner, first, self.thought.clone())
+        let answer = self.shared.as_ref().map(|shared| AnswerMatcher {
+            inner: llguidance::Matcher::new(Ok(shared.parser())),
+            first: Some(shared.first.clone()),
+        });
+        let thought = self.thought.as_ref();
+        let thought = thought.map(|rule| Thought::new(&self.vocabulary, rule));
+        Matcher::new(self.vocabulary.clone(), answer, thought)
     }
 
     /// Words of its masks.
     pub fn num_mask_words(&self) -> usize {
-        self.shared.vocabulary.num_mask_words()
+        self.vocabulary.num_mask_words()
     }
 
     /// Memory that it keeps, about. Its lexers grow as answers go through it.
     pub fn num_bytes(&self) -> usize {
-        let lexers = self.shared.lock();
-        let parsers = lexers.parsers.iter().chain([&self.shared.fresh]);
-        let lexer_bytes: usize = parsers.map(|it| Size::of(it).num_bytes).sum();
-        lexer_bytes
-            + self.shared.num_symbols * SYMBOL_BYTES
-            + self.shared.first.len() * size_of::<u32>()
+        self.shared.as_ref().map_or(0, |shared| shared.num_bytes())
     }
 }
 
@@ -107,6 +114,13 @@ impl Shared {
             lexers.parsers[turn] = self.fresh.deep_clone();
         }
         lexers.parsers[turn].clone()
+    }
+
+    fn num_bytes(&self) -> usize {
+        let lexers = self.lock();
+        let parsers = lexers.parsers.iter().chain([&self.fresh]);
+        let lexer_bytes: usize = parsers.map(|it| Size::of(it).num_bytes).sum();
+        lexer_bytes + self.num_symbols * SYMBOL_BYTES + self.first.len() * size_of::<u32>()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Lexers> {
@@ -153,6 +167,10 @@ impl std::fmt::Debug for Grammar {
 /// Answers differ by their grammar if it is another one.
 impl PartialEq for Grammar {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared) && self.thought == other.thought
+        let is_same = match (&self.shared, &other.shared) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        is_same && self.thought == other.thought
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use llguidance::api::StopReason;
 
-use crate::thought::{Thought, ThoughtEnd};
+use crate::thought::{Room, Step, Thought};
 use crate::vocabulary::{TokenId, Vocabulary};
 
 /// Which tokens may come next.
@@ -12,6 +12,8 @@ use crate::vocabulary::{TokenId, Vocabulary};
 pub enum Allowed {
     /// Every one: the mask need not be read.
     All,
+    /// Every one, from here to the answer's end.
+    Free,
     /// Those of the mask.
     Some,
     /// None but the end tokens: the answer is complete.
@@ -35,25 +37,33 @@ pub enum MatchError {
 /// Follows an answer token by token. An error is final.
 pub struct Matcher {
     vocabulary: Arc<Vocabulary>,
-    inner: llguidance::Matcher,
-    /// The mask of the answer's first token, until that is there.
-    first: Option<Arc<[u32]>>,
+    /// None: the answer may be any text.
+    answer: Option<AnswerMatcher>,
+    /// None once nothing of a thought can come.
     thought: Option<Thought>,
+    /// What came is the beginning of a thought, and of no answer.
+    is_thought: bool,
     is_over: bool,
+}
+
+/// Follows the answer behind the thought.
+pub(crate) struct AnswerMatcher {
+    pub(crate) inner: llguidance::Matcher,
+    /// The mask of the answer's first token, until that is there.
+    pub(crate) first: Option<Arc<[u32]>>,
 }
 
 impl Matcher {
     pub(crate) fn new(
         vocabulary: Arc<Vocabulary>,
-        inner: llguidance::Matcher,
-        first: Option<Arc<[u32]>>,
-        thought: Option<ThoughtEnd>,
+        answer: Option<AnswerMatcher>,
+        thought: Option<Thought>,
     ) -> Self {
         Self {
             vocabulary,
-            inner,
-            first,
-            thought: thought.map(Thought::new),
+            answer,
+            thought,
+            is_thought: false,
             is_over: false,
         }
     }
@@ -62,49 +72,45 @@ impl Matcher {
     pub fn allowed(&mut self, mask: &mut [u32]) -> Result<Allowed, MatchError> {
         mask.fill(0);
         if self.is_over {
-            self.set_ends(mask);
+            set_bits(mask, self.vocabulary.end_ids());
             return Ok(Allowed::OnlyEnd);
         }
-        match &self.thought {
-            Some(thought) if thought.is_open() => return Ok(self.allow_all(mask)),
-            _ => self.fill(mask)?,
-        }
-        if let Some(thought) = &self.thought {
-            for &token in thought.allowed_breaks(&self.vocabulary) {
-                set_bit(mask, token);
+        match self.thought.as_ref().map(|it| it.room(&self.vocabulary)) {
+            None => self.allow_answer(mask),
+            Some(Room::AnswerAnd(more)) => self.allow_answer_and(&more, mask),
+            Some(Room::Only(token)) => {
+                set_bits(mask, &[token]);
+                Ok(Allowed::Some)
             }
-        }
-        match mask.iter().any(|word| *word != 0) {
-            true => Ok(Allowed::Some),
-            false => Err(MatchError::DeadEnd),
+            Some(Room::AllBut(closed)) => Ok(self.allow_thought(&closed, mask)),
         }
     }
 
     /// The token came.
     pub fn accept(&mut self, token: TokenId) -> Result<(), MatchError> {
-        let is_end = self.vocabulary.end_ids().contains(&token);
         if self.is_over {
+            let is_end = self.vocabulary.end_ids().contains(&token);
             return is_end.then_some(()).ok_or(MatchError::NotAllowed(token));
         }
-        let text = self.vocabulary.text_of(token);
-        match &mut self.thought {
-            Some(thought) if thought.is_open() => {
-                self.is_over = is_end;
-                return match thought.accept(token, text) {
-                    Some(behind) => self.accept_bytes(token, &behind),
-                    None => Ok(()),
-                };
+        let Some(thought) = &mut self.thought else {
+            return self.consume(token);
+        };
+        let answer = &mut self.answer;
+        let fits = || answer.as_mut().is_some_and(|it| it.takes(token));
+        match thought.accept(&self.vocabulary, token, fits) {
+            Step::Taken => Ok(()),
+            Step::Shared => self.share(token),
+            Step::Ended(_) if self.answer.is_none() => {
+                self.thought = None;
+                Ok(())
             }
-            Some(thought)
-                if thought.is_break(&self.vocabulary, token) && !takes(&mut self.inner, token) =>
-            {
-                thought.accept_break(text);
-                return Ok(());
+            Step::Ended(behind) => self.accept_bytes(token, &behind),
+            Step::Passed if self.is_thought => Err(MatchError::NotAllowed(token)),
+            Step::Passed => {
+                self.thought = None;
+                self.consume(token)
             }
-            _ => {}
         }
-        self.thought = None;
-        self.consume(token)
     }
 
     /// Whether nothing may follow but an end token.
@@ -115,17 +121,108 @@ impl Matcher {
     /// The same place in the same grammar, for another answer with the same tokens so far.
     #[must_use]
     pub fn clone_for_choice(&self) -> Self {
+        let answer = self.answer.as_ref().map(|answer| AnswerMatcher {
+            inner: answer.inner.clone(),
+            first: answer.first.clone(),
+        });
         Self {
             vocabulary: self.vocabulary.clone(),
-            inner: self.inner.clone(),
-            first: self.first.clone(),
+            answer,
             thought: self.thought.clone(),
+            is_thought: self.is_thought,
             is_over: self.is_over,
         }
     }
 }
 
 impl Matcher {
+    /// What the answer's grammar allows.
+    fn allow_answer(&mut self, mask: &mut [u32]) -> Result<Allowed, MatchError> {
+        let Some(answer) = &mut self.answer else {
+            self.allow_all(mask);
+            return Ok(Allowed::Free);
+        };
+        answer.fill(mask)?;
+        match mask.iter().any(|word| *word != 0) {
+            true => Ok(Allowed::Some),
+            false => Err(MatchError::DeadEnd),
+        }
+    }
+
+    fn allow_answer_and(
+        &mut self,
+        more: &[TokenId],
+        mask: &mut [u32],
+    ) -> Result<Allowed, MatchError> {
+        match &mut self.answer {
+            _ if self.is_thought => {}
+            None => return Ok(self.allow_all(mask)),
+            Some(answer) => answer.fill(mask)?,
+        }
+        set_bits(mask, more);
+        match mask.iter().any(|word| *word != 0) {
+            true => Ok(Allowed::Some),
+            false => Err(MatchError::DeadEnd),
+        }
+    }
+
+    /// Within a thought. Before a constrained answer it does not end with the model's end.
+    fn allow_thought(&self, closed: &[TokenId], mask: &mut [u32]) -> Allowed {
+        let allowed = self.allow_all(mask);
+        if self.answer.is_none() {
+            return allowed;
+        }
+        for &token in closed.iter().chain(self.vocabulary.end_ids()) {
+            mask[token as usize / 32] &= !(1 << (token % 32));
+        }
+        Allowed::Some
+    }
+
+    fn allow_all(&self, mask: &mut [u32]) -> Allowed {
+        mask.fill(u32::MAX);
+        let num_last = self.vocabulary.num_tokens() % 32;
+        if let Some(last) = mask.last_mut()
+            && num_last != 0
+        {
+            *last = (1 << num_last) - 1;
+        }
+        Allowed::All
+    }
+
+    /// The token begins a thought, and perhaps an answer.
+    fn share(&mut self, token: TokenId) -> Result<(), MatchError> {
+        let Some(answer) = &mut self.answer else {
+            return Ok(());
+        };
+        self.is_thought = self.is_thought || !answer.takes(token);
+        match self.is_thought {
+            true => Ok(()),
+            false => self.consume(token),
+        }
+    }
+
+    fn consume(&mut self, token: TokenId) -> Result<(), MatchError> {
+        if let Some(answer) = &mut self.answer {
+            self.is_over = answer.consume(&self.vocabulary, token)?;
+        }
+        Ok(())
+    }
+
+    /// The bytes of `token` behind a thought's end.
+    fn accept_bytes(&mut self, token: TokenId, text: &[u8]) -> Result<(), MatchError> {
+        self.is_thought = false;
+        for part in self.vocabulary.tokens_of(text) {
+            match self.accept(part) {
+                Ok(()) => {}
+                Err(MatchError::NotAllowed(_)) => return Err(MatchError::NotAllowed(token)),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl AnswerMatcher {
     fn fill(&mut self, mask: &mut [u32]) -> Result<(), MatchError> {
         if let Some(first) = &self.first {
             mask.copy_from_slice(first);
@@ -142,49 +239,23 @@ impl Matcher {
         }
     }
 
-    fn allow_all(&self, mask: &mut [u32]) -> Allowed {
-        mask.fill(u32::MAX);
-        let num_last = self.vocabulary.num_tokens() % 32;
-        if let Some(last) = mask.last_mut()
-            && num_last != 0
-        {
-            *last = (1 << num_last) - 1;
-        }
-        Allowed::All
-    }
-
-    fn set_ends(&self, mask: &mut [u32]) {
-        for &token in self.vocabulary.end_ids() {
-            set_bit(mask, token);
-        }
-    }
-
-    fn consume(&mut self, token: TokenId) -> Result<(), MatchError> {
+    /// Whether the answer is complete.
+    fn consume(&mut self, vocabulary: &Vocabulary, token: TokenId) -> Result<bool, MatchError> {
         self.first = None;
-        if self.vocabulary.end_ids().contains(&token) {
-            self.is_over = self.inner.is_accepting().unwrap_or(false);
-            return match self.is_over {
-                true => Ok(()),
+        if vocabulary.end_ids().contains(&token) {
+            return match self.inner.is_accepting().unwrap_or(false) {
+                true => Ok(true),
                 false => Err(MatchError::NotAllowed(token)),
             };
         }
         if let Err(error) = self.inner.consume_token(token) {
             return Err(self.failure(&error.to_string(), MatchError::NotAllowed(token)));
         }
-        self.is_over = self.inner.is_stopped();
-        Ok(())
+        Ok(self.inner.is_stopped())
     }
 
-    /// The bytes of `token` behind a thought's end.
-    fn accept_bytes(&mut self, token: TokenId, text: &[u8]) -> Result<(), MatchError> {
-        for part in self.vocabulary.tokens_of(text) {
-            match self.accept(part) {
-                Ok(()) => {}
-                Err(MatchError::NotAllowed(_)) => return Err(MatchError::NotAllowed(token)),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
+    fn takes(&mut self, token: TokenId) -> bool {
+        matches!(self.inner.validate_tokens(&[token]), Ok(1))
     }
 
     fn failure(&self, problem: &str, otherwise: MatchError) -> MatchError {
@@ -205,12 +276,10 @@ impl std::fmt::Debug for Matcher {
     }
 }
 
-fn takes(matcher: &mut llguidance::Matcher, token: TokenId) -> bool {
-    matches!(matcher.validate_tokens(&[token]), Ok(1))
-}
-
-fn set_bit(mask: &mut [u32], token: TokenId) {
-    mask[token as usize / 32] |= 1 << (token % 32);
+fn set_bits(mask: &mut [u32], tokens: &[TokenId]) {
+    for token in tokens {
+        mask[*token as usize / 32] |= 1 << (token % 32);
+    }
 }
 
 fn first_line(problem: &str) -> String {

@@ -1,4 +1,4 @@
-//! Free text with tagged parts that are constrained: structural tags, and calls of tools.
+//! Free text with tagged parts that are constrained: structural tags.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -97,18 +97,6 @@ impl Tags {
             is_required: false,
             is_single: false,
         })
-    }
-
-    pub(crate) fn num_bytes(&self) -> usize {
-        let tags = self.tags.iter().map(|tag| {
-            let (TagContent::JsonSchema(content) | TagContent::Regex(content)) = &tag.content;
-            tag.begin.len() + tag.end.len() + content.len() + size_of::<Tag>()
-        });
-        let triggers = self
-            .triggers
-            .iter()
-            .map(|it| it.len() + size_of::<String>());
-        tags.chain(triggers).sum()
     }
 
     pub(crate) fn lowered(

@@ -31,6 +31,8 @@ pub struct Vocabulary {
     pub(crate) factory: ParserFactory,
     end_ids: Vec<TokenId>,
     breaks: Vec<TokenId>,
+    /// Spellings of special tokens, the longest first.
+    special: Vec<(String, TokenId)>,
     num_tokens: usize,
 }
 
@@ -40,6 +42,8 @@ impl Vocabulary {
         tokens: impl IntoIterator<Item = Token<'a>>,
         end_ids: &[TokenId],
     ) -> Result<Self, String> {
+        let tokens: Vec<Token<'_>> = tokens.into_iter().collect();
+        let special = spellings(&tokens);
         let tokens: Vec<Vec<u8>> = tokens.into_iter().map(bytes_in_trie).collect();
         let num_tokens = tokens.len();
         let end_ids: Vec<TokenId> = end_ids.to_vec();
@@ -59,6 +63,7 @@ impl Vocabulary {
             factory,
             end_ids,
             breaks: breaks.map(|(token, _)| token).collect(),
+            special,
             num_tokens,
         })
     }
@@ -83,6 +88,25 @@ impl Vocabulary {
         self.trie().get_special_token(spelling)
     }
 
+    /// The text in parts, each with the special token whose spelling follows it.
+    pub(crate) fn split_at_special<'a>(&self, text: &'a str) -> Vec<(&'a str, Option<TokenId>)> {
+        let mut parts = Vec::new();
+        let mut rest = text;
+        loop {
+            let found = self.special.iter().filter_map(|(spelling, id)| {
+                let at = rest.find(spelling.as_str())?;
+                Some((at, spelling.len(), *id))
+            });
+            // Of several at a place the longest comes first.
+            let Some((at, length, id)) = found.min_by_key(|(at, ..)| *at) else {
+                parts.push((rest, None));
+                return parts;
+            };
+            parts.push((&rest[..at], Some(id)));
+            rest = &rest[at + length..];
+        }
+    }
+
     /// The bytes that a token adds to a text.
     pub(crate) fn text_of(&self, token: TokenId) -> &[u8] {
         if token as usize >= self.num_tokens || self.trie().is_special_token(token) {
@@ -94,6 +118,26 @@ impl Vocabulary {
     /// Tokens that join to a text; not as the tokenizer would have them.
     pub(crate) fn tokens_of(&self, text: &[u8]) -> Vec<TokenId> {
         self.trie().greedy_tokenize(text)
+    }
+
+    /// Tokens with which a text may go on that is to be this one: its first bytes, or all of it and more.
+    pub(crate) fn tokens_along(&self, text: &[u8]) -> Vec<TokenId> {
+        self.tokens_where(|token| text.starts_with(token) || token.starts_with(text))
+    }
+
+    /// Tokens that are this text and more than line breaks behind it.
+    pub(crate) fn tokens_beyond(&self, text: &[u8]) -> Vec<TokenId> {
+        self.tokens_where(|token| {
+            let behind = token.strip_prefix(text).unwrap_or_default();
+            !matches!(behind, b"" | b"\n" | b"\n\n")
+        })
+    }
+
+    fn tokens_where(&self, is_meant: impl Fn(&[u8]) -> bool) -> Vec<TokenId> {
+        let ids = (0..).zip(0..self.num_tokens).map(|(id, _)| id);
+        let texts = ids.map(|id| (id, self.text_of(id)));
+        let meant = texts.filter(|(_, text)| !text.is_empty() && is_meant(text));
+        meant.map(|(id, _)| id).collect()
     }
 
     /// Tokens that are line breaks and nothing else.
@@ -113,6 +157,19 @@ impl std::fmt::Debug for Vocabulary {
             .field("end_ids", &self.end_ids)
             .finish_non_exhaustive()
     }
+}
+
+/// The special tokens by their spellings, the longest first.
+fn spellings(tokens: &[Token<'_>]) -> Vec<(String, TokenId)> {
+    let special = (0..).zip(tokens).filter_map(|(id, token)| match token {
+        Token::Special(bytes) if !bytes.is_empty() && bytes.len() <= MAX_TOKEN_BYTES => {
+            Some((str::from_utf8(bytes).ok()?.to_owned(), id))
+        }
+        _ => None,
+    });
+    let mut special: Vec<(String, TokenId)> = special.collect();
+    special.sort_by_key(|(spelling, _)| std::cmp::Reverse(spelling.len()));
+    special
 }
 
 /// A special token's bytes begin with 0xff, which no UTF-8 text has.

@@ -27,7 +27,8 @@ pub use detokenise::{TextStart, TextStyle};
 pub use error::ModelFilesError;
 pub use model::{ChosenFormats, Formats, ModelText};
 pub use output_parser::{
-    CallIds, Emit, OutputParser, Parsed, Parsing, ReasoningFormat, ToolFormat, Tools,
+    Accepts, ArgumentsWriting, CallIds, Emit, Kind, NameEnd, OutputParser, Parsed, Parsing, ReasoningFormat,
+    TaggedWriting, ToolFormat, Tools, Writing,
 };
 pub use output_text::{OutputText, StopString};
 pub use sampling::{OutOfRange, Penalties, SamplingFields};

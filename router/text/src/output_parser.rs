@@ -14,6 +14,7 @@ mod python_call;
 mod python_value;
 mod tagged_call;
 mod tools;
+mod writing;
 
 use std::sync::Arc;
 
@@ -22,7 +23,8 @@ use channel::Trimmed;
 use held::{Held, Next, find};
 
 pub use format::{CallIds, ReasoningFormat, ToolFormat};
-pub use tools::Tools;
+pub use tools::{Accepts, Kind, Tools};
+pub use writing::{ArgumentsWriting, NameEnd, TaggedWriting, Writing};
 
 /// A piece of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

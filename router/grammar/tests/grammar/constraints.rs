@@ -1,6 +1,6 @@
 //! What each kind of constraint takes.
 
-use plait_grammar::{Constraint, Tag, TagContent, Tags, Whitespace};
+use plait_grammar::{Constraint, Whitespace};
 
 use crate::support::{grammar, json, regex, takes};
 
@@ -197,38 +197,6 @@ fn the_newer_form_of_structural_tags_means_the_same() {
         let grammar = grammar(&Constraint::StructuralTag(tag));
         assert!(taken.iter().all(|text| takes(&grammar, text)), "{format}");
         assert!(!refused.iter().any(|text| takes(&grammar, text)), "{format}");
-    }
-}
-
-fn calls(is_required: bool, is_single: bool) -> Constraint {
-    let tag = |name: &str, schema: &str| Tag {
-        begin: format!("<call>{name}:"),
-        content: TagContent::JsonSchema(schema.to_owned()),
-        end: "</call>".to_owned(),
-    };
-    Constraint::Tags(Tags {
-        tags: vec![
-            tag("a", r#"{"type": "integer"}"#),
-            tag("b", r#"{"type": "null"}"#),
-        ],
-        triggers: Vec::new(),
-        separator: "\n".to_owned(),
-        is_required,
-        is_single,
-    })
-}
-
-#[test]
-fn required_calls_are_at_least_one_and_a_single_call_is_at_most_one() {
-    let (one, two) = ("<call>a:1</call>", "<call>a:1</call>\n<call>b:null</call>");
-    for (is_required, is_single, allowed) in [
-        (true, false, [false, true, true]),
-        (true, true, [false, true, false]),
-        (false, true, [true, true, false]),
-        (false, false, [true, true, true]),
-    ] {
-        let grammar = grammar(&calls(is_required, is_single));
-        assert_eq!(["", one, two].map(|text| takes(&grammar, text)), allowed);
     }
 }
 

@@ -4,6 +4,7 @@
 mod bombs;
 mod cache;
 mod constraints;
+mod forms;
 mod masks;
 mod refusals;
 mod support;

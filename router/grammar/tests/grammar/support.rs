@@ -9,6 +9,8 @@ use plait_grammar::{
 
 pub const END: TokenId = 256;
 pub const CALL: TokenId = 257;
+/// The spelling of `CALL`.
+pub const END_MARK: &str = "<|call|>";
 const WORDS: [&[u8]; 12] = [
     b"{\"",
     b"\":",

@@ -1,5 +1,7 @@
 //! How model families write thoughts and tool calls, as data.
 
+use super::writing::{self, Writing};
+
 /// The markers around a thought.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ReasoningFormat {
@@ -29,6 +31,8 @@ pub struct ToolFormat {
     /// May come after a call.
     pub(super) ends: &'static [&'static str],
     pub(super) syntax: Syntax,
+    /// What its own template makes of calls; of several the model has one.
+    pub writings: &'static [Writing],
     /// How calls are named where the model gives no id.
     pub ids: CallIds,
 }
@@ -131,6 +135,7 @@ static TOOL_FORMATS: [ToolFormat; 10] = [
             is_padded: false,
             call_end: "</invoke>",
         }),
+        writings: &writing::MINIMAX_M2,
         ids: CallIds::Usual,
     },
     ToolFormat {
@@ -146,6 +151,7 @@ static TOOL_FORMATS: [ToolFormat; 10] = [
             name_end: "<|tool_call_argument_begin|>",
             name: NameStyle::FunctionsIndex,
         }),
+        writings: &writing::KIMI_K2,
         ids: CallIds::Usual,
     },
     ToolFormat {
@@ -161,6 +167,7 @@ static TOOL_FORMATS: [ToolFormat; 10] = [
             name_end: "```json",
             name: NameStyle::Plain,
         }),
+        writings: &writing::DEEPSEEK_V3,
         ids: CallIds::Usual,
     },
     ToolFormat {
@@ -176,6 +183,7 @@ static TOOL_FORMATS: [ToolFormat; 10] = [
             name_end: "<｜tool▁sep｜>",
             name: NameStyle::Plain,
         }),
+        writings: &writing::DEEPSEEK_V31,
         ids: CallIds::Usual,
     },
     ToolFormat {
@@ -191,6 +199,7 @@ static TOOL_FORMATS: [ToolFormat; 10] = [
             name_end: "[ARGS]",
             name: NameStyle::CallId,
         }),
+        writings: &writing::MISTRAL,
         ids: CallIds::NineLetters,
     },
     ToolFormat {
@@ -210,6 +219,7 @@ static TOOL_FORMATS: [ToolFormat; 10] = [
             is_padded: false,
             call_end: "</tool_call>",
         }),
+        writings: &writing::GLM45,
         ids: CallIds::Usual,
     },
     ToolFormat {
@@ -229,6 +239,7 @@ static TOOL_FORMATS: [ToolFormat; 10] = [
             is_padded: true,
             call_end: "</function>",
         }),
+        writings: &writing::QWEN3_CODER,
         ids: CallIds::Usual,
     },
     ToolFormat {
@@ -240,6 +251,7 @@ static TOOL_FORMATS: [ToolFormat; 10] = [
         separators: &[],
         ends: &["</tool_call>"],
         syntax: Syntax::Object,
+        writings: &writing::HERMES,
         ids: CallIds::Usual,
     },
     ToolFormat {
@@ -251,6 +263,7 @@ static TOOL_FORMATS: [ToolFormat; 10] = [
         separators: &["[", ","],
         ends: &["]", "<|python_end|>"],
         syntax: Syntax::Python,
+        writings: &writing::PYTHONIC,
         ids: CallIds::Usual,
     },
     ToolFormat {
@@ -265,6 +278,7 @@ static TOOL_FORMATS: [ToolFormat; 10] = [
         separators: &[";"],
         ends: &[],
         syntax: Syntax::Object,
+        writings: &writing::LLAMA3_JSON,
         ids: CallIds::Usual,
     },
 ];
@@ -310,8 +324,13 @@ impl ToolFormat {
             .find(|format| format.signs.iter().any(shows))
     }
 
+    /// The byte with which an answer begins that is a call without a marker.
+    pub fn bare(&self) -> Option<u8> {
+        self.bare
+    }
+
     /// Markers with which a call may begin within a text.
-    pub(super) fn markers_in_text(&self) -> impl Iterator<Item = &'static str> {
+    pub fn markers_in_text(&self) -> impl Iterator<Item = &'static str> {
         let call = Some(self.call_begin).filter(|marker| !marker.is_empty());
         self.begins.iter().copied().chain(call)
     }

@@ -1,5 +1,7 @@
 //! JSON that comes in pieces: where a value ends, and texts with and without escapes.
 
+use serde::de::IgnoredAny;
+
 use super::held::Held;
 
 /// Finds the end of one JSON value. Brackets and strings count; what is between them is the model's.
@@ -61,6 +63,12 @@ impl ValueEnd {
         self.place = Place::Within;
         (self.depth == 0).then_some(true)
     }
+}
+
+/// Whether the text is one of JSON's numbers, however large.
+pub(super) fn is_number(text: &str) -> bool {
+    let begins = text.starts_with(|first: char| first == '-' || first.is_ascii_digit());
+    begins && serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
 /// What a text's next part is.

@@ -1,9 +1,7 @@
 //! One Python literal that comes in pieces and leaves as JSON.
 
-use serde_json::Number;
-
 use super::call::Reading;
-use super::json::escape_into;
+use super::json::{escape_into, is_number};
 
 #[derive(Debug, Default)]
 pub(super) struct PythonValue {
@@ -191,7 +189,7 @@ fn json_word(word: &str) -> Option<&str> {
         "True" | "true" => Some("true"),
         "False" | "false" => Some("false"),
         "None" | "null" => Some("null"),
-        _ => serde_json::from_str::<Number>(word).is_ok().then_some(word),
+        _ => is_number(word).then_some(word),
     }
 }
 

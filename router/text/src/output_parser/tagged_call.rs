@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::call::{Progress, Reading};
 use super::format::Tagged;
 use super::held::{MAX_NAME_BYTES, Next, find};
-use super::json::escape_into;
-use super::tools::Kind;
+use super::json::{escape_into, is_number};
+use super::tools::{Accepts, Kind};
 
 #[derive(Debug)]
 pub(super) struct TaggedCall {
@@ -230,7 +230,7 @@ impl TaggedCall {
             Kind::Json(accepts) => {
                 let value = std::mem::take(&mut self.value);
                 let text = value.trim();
-                let is_json = serde_json::from_str(text).is_ok_and(|json| accepts.takes(&json));
+                let is_json = takes_json(accepts, text);
                 match (is_json, python_word(text)) {
                     (true, _) => reading.arguments(text),
                     (false, Some(json)) if accepts.takes(&json) => {
@@ -257,6 +257,14 @@ impl TaggedCall {
         if !matches!(self.at, At::Value(_)) {
             reading.held.advance_to_end();
         }
+    }
+}
+
+/// Whether the text is JSON of a type that the schema allows; of numbers however large.
+fn takes_json(accepts: Accepts, text: &str) -> bool {
+    match serde_json::from_str(text) {
+        Ok(json) => accepts.takes(&json),
+        Err(_) => accepts.number && is_number(text),
     }
 }
 

@@ -14,7 +14,7 @@ pub struct Tools {
 
 /// What the schema says about an argument that comes as a plain text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub enum Kind {
     /// It is that text.
     Text,
     /// It is JSON where it can be read so, and may be a text else.
@@ -23,13 +23,19 @@ pub(super) enum Kind {
 
 /// The JSON types that a schema allows beside others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Accepts {
-    text: bool,
-    number: bool,
-    boolean: bool,
-    null: bool,
-    array: bool,
-    object: bool,
+pub struct Accepts {
+    /// Texts.
+    pub text: bool,
+    /// Numbers, integers among them.
+    pub number: bool,
+    /// `true` and `false`.
+    pub boolean: bool,
+    /// `null`.
+    pub null: bool,
+    /// Lists.
+    pub array: bool,
+    /// Objects.
+    pub object: bool,
 }
 
 impl Tools {
@@ -44,7 +50,8 @@ impl Tools {
         self.parameters.contains_key(name)
     }
 
-    pub(super) fn kind(&self, tool: &str, argument: &str) -> Kind {
+    /// What this argument of this tool is as a plain text.
+    pub fn kind(&self, tool: &str, argument: &str) -> Kind {
         let root = self.parameters.get(tool).unwrap_or(&Value::Null);
         let mut accepts = Accepts::default();
         match root["properties"].get(argument) {
