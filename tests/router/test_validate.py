@@ -113,9 +113,22 @@ def test_tools_have_two_names() -> None:
 
 
 def test_some_of_the_tools_may_be_allowed() -> None:
-    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "look"}}]}
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "look"}}]}
     request = chat(tools=[LOOK], tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
-    assert request.tool_choice.names == ["look"]
+    assert (request.tool_choice.mode, request.tool_choice.names) == ("required", ["look"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "mode", "names"),
+    [
+        ({"tools": [LOOK], "tool_choice": "required"}, "required", None),
+        ({"tools": [LOOK], "tool_choice": {"type": "function", "function": {"name": "look"}}}, "named", ["look"]),
+        ({"functions": [LOOK["function"]], "function_call": {"name": "look"}}, "named", ["look"]),
+    ],
+)
+def test_a_call_may_be_asked_for(fields: dict[str, Any], mode: str, names: list[str] | None) -> None:
+    asked = chat(**fields).tool_choice
+    assert (asked.mode, asked.names) == (mode, names)
 
 
 def test_calls_and_results_have_older_names_too() -> None:
@@ -129,7 +142,8 @@ def test_calls_and_results_have_older_names_too() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [LOOK], "function_call": {"name": "look"}}, "function_call"),
+        ({"functions": [LOOK["function"]], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [LOOK], "functions": [LOOK["function"]]}, "functions"),
         ({"tools": [LOOK], "tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": [LOOK], "tool_choice": {"type": "custom"}}, "tool_choice.type"),

@@ -10,7 +10,7 @@ use crate::histogram::Histogram;
 use crate::metrics::labelled;
 
 /// Kinds of constraints, as `plait_grammar::Constraint::kind` names them.
-const KINDS: [&str; 7] = [
+const KINDS: [&str; 8] = [
     "json_object",
     "json_schema",
     "regex",
@@ -18,6 +18,7 @@ const KINDS: [&str; 7] = [
     "grammar",
     "structural_tag",
     "tools",
+    "thought",
 ];
 
 /// What became of requests' constraints.

@@ -67,6 +67,8 @@ impl Hash for Mask {
 pub enum Next {
     /// Every token.
     Any,
+    /// Every token, from here to the answer's end.
+    Free,
     /// The tokens of a mask.
     Masked(Mask),
     /// Nothing: the answer is complete.
@@ -115,6 +117,7 @@ fn fill(matcher: &mut dyn TokenMatcher, vocab_size: u32) -> Result<Next, String>
     let allowed = guarded(|| matcher.allowed(&mut words))?;
     match allowed {
         Allowed::All => Ok(Next::Any),
+        Allowed::Free => Ok(Next::Free),
         Allowed::OnlyEnd => Ok(Next::End),
         Allowed::Some if words.iter().all(|word| *word == 0) => {
             Err("it allows no token here".to_owned())

@@ -70,6 +70,8 @@ impl Unsent {
 pub(crate) struct CallRules {
     /// The answer ends after one.
     pub(crate) is_single: bool,
+    /// Of the tool that the request names: as `OpenAI` has it, such an answer ends with `stop`.
+    pub(crate) is_named: bool,
     /// As `function_call`, the older name of `tool_calls`.
     pub(crate) are_functions: bool,
     pub(crate) ids: Option<CallIds>,

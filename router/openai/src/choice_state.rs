@@ -212,7 +212,7 @@ impl ChoiceState {
     /// `finish_reason`, once it has ended.
     pub(crate) fn finish_word(&self, context: &ResponseContext) -> Option<FinishWord> {
         let word = FinishWord::from(self.ended?);
-        let has_calls = self.calls.counts.complete > 0;
+        let has_calls = self.calls.counts.complete > 0 && !context.calls.is_named;
         Some(match (word, has_calls, context.calls.are_functions) {
             (FinishWord::Stop, true, false) => FinishWord::ToolCalls,
             (FinishWord::Stop, true, true) => FinishWord::FunctionCall,

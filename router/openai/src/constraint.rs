@@ -5,14 +5,15 @@ use std::time::{Duration, Instant};
 
 use plait_core::TokenId;
 use plait_grammar::{
-    Cancel, CompileError, Constraint, Grammar, GrammarCache, Limits, ThoughtEnd, Token, Vocabulary,
-    Whitespace,
+    Cancel, CompileError, Constraint, Grammar, GrammarCache, Limits, ThoughtRule, Token,
+    Vocabulary, Whitespace,
 };
-use plait_text::{ModelText, PieceKind};
+use plait_text::{ModelText, PieceKind, ReasoningFormat, ToolFormat, Tools};
 use serde::Deserialize;
 
 use crate::error::{ApiError, RequestError};
-use crate::request::GenerateRequest;
+use crate::request::{GenerateRequest, Input};
+use crate::tools::{ThoughtPlace, ToolFields};
 
 /// Compiled grammars that are kept.
 const CACHE_BYTES: usize = 256 << 20;
@@ -99,21 +100,50 @@ pub struct AskedConstraint {
     pub param: String,
     /// What an answer must be.
     pub constraint: Constraint,
-    /// The answer begins behind a thought that ends so.
-    pub thought: Option<ThoughtEnd>,
+    /// The answer begins behind this thought.
+    pub thought: Option<ThoughtRule>,
+}
+
+/// What is known of an answer's form before it is constrained.
+pub(crate) struct AnswerForm<'a> {
+    pub(crate) calls: Option<(&'static ToolFormat, &'a Tools)>,
+    pub(crate) reasoning: Option<&'static ReasoningFormat>,
+    pub(crate) thought: ThoughtPlace,
+    pub(crate) thinking_token_budget: Option<u32>,
+}
+
+impl AnswerForm<'_> {
+    /// The thought before the answer, if there may be one.
+    fn thought(&self) -> Option<ThoughtRule> {
+        let format = self.reasoning?;
+        let open = match self.thought {
+            ThoughtPlace::Nowhere => return None,
+            ThoughtPlace::Open => None,
+            ThoughtPlace::First => Some(format.open.to_owned()),
+        };
+        Some(ThoughtRule {
+            open,
+            close: format.close.to_owned(),
+            max_tokens: self.thinking_token_budget,
+        })
+    }
 }
 
 impl AskedConstraint {
     /// The request's, if it has one that goes with its other fields.
-    pub(crate) fn of_request(request: &GenerateRequest) -> Result<Option<Self>, RequestError> {
-        let Some(field) = &request.logits.constraint else {
-            return Ok(None);
+    pub(crate) fn of_request(
+        request: &GenerateRequest,
+        form: &AnswerForm<'_>,
+    ) -> Result<Option<Self>, RequestError> {
+        let thought = form.thought();
+        let Some((param, constraint)) = asked(request, form)? else {
+            return of_budget(request, thought);
         };
-        check_company(request, &field.param)?;
+        check_company(request, &param)?;
         Ok(Some(Self {
-            param: field.param.clone(),
-            constraint: field.value.constraint(),
-            thought: None,
+            param,
+            constraint,
+            thought,
         }))
     }
 
@@ -138,6 +168,52 @@ impl AskedConstraint {
         let message = format!("`{}` {error}", self.param);
         RequestError::new(self.param.clone(), code, message).into()
     }
+}
+
+/// What the answer must be, and the field that says so.
+fn asked(
+    request: &GenerateRequest,
+    form: &AnswerForm<'_>,
+) -> Result<Option<(String, Constraint)>, RequestError> {
+    let calls = match (&request.input, form.calls) {
+        (Input::Chat { tools, .. }, Some((format, callable))) => Some((tools, format, callable)),
+        _ => None,
+    };
+    match (&request.logits.constraint, calls) {
+        (Some(field), None) => Ok(Some((field.param.clone(), field.value.constraint()))),
+        (Some(field), Some((tools, ..))) => Err(beside_tools(&field.param, tools)),
+        (None, None) => Ok(None),
+        (None, Some((tools, format, callable))) => {
+            let held = tools.held_to(format, callable)?;
+            Ok(held.map(|form| (tools.param().to_owned(), Constraint::Calls(form))))
+        }
+    }
+}
+
+fn beside_tools(param: &str, tools: &ToolFields) -> RequestError {
+    let tools = tools.param();
+    let message = format!(
+        "`{param}` is given beside `{tools}`, and no answer is held to both; leave one out, or send `tool_choice`: \
+         \"none\""
+    );
+    RequestError::invalid(param.to_owned(), message)
+}
+
+/// An answer of which nothing but the thought's length is constrained.
+fn of_budget(
+    request: &GenerateRequest,
+    thought: Option<ThoughtRule>,
+) -> Result<Option<AskedConstraint>, RequestError> {
+    let Some(thought) = thought.filter(|it| it.max_tokens.is_some()) else {
+        return Ok(None);
+    };
+    let param = "thinking_token_budget";
+    check_closing(request, param, &["allowed_token_ids", "bad_words"])?;
+    Ok(Some(AskedConstraint {
+        param: param.to_owned(),
+        constraint: Constraint::Free,
+        thought: Some(thought),
+    }))
 }
 
 /// How a constraint became a grammar.
@@ -244,20 +320,29 @@ fn vocabulary(model: &ModelText) -> Result<Arc<Vocabulary>, String> {
 
 /// What closes tokens on its own may leave a grammar without any.
 fn check_company(request: &GenerateRequest, param: &str) -> Result<(), RequestError> {
+    check_closing(
+        request,
+        param,
+        &["min_tokens", "allowed_token_ids", "bad_words"],
+    )
+}
+
+fn check_closing(
+    request: &GenerateRequest,
+    param: &str,
+    fields: &[&'static str],
+) -> Result<(), RequestError> {
     let logits = &request.logits;
-    let closes = [
-        (
-            "min_tokens",
-            request.end.min_tokens.is_some_and(|it| it > 0),
-        ),
-        ("allowed_token_ids", logits.allowed_token_ids.is_some()),
-        ("bad_words", !logits.bad_words.is_empty()),
-    ];
-    let Some((closing, _)) = closes.into_iter().find(|(_, is_given)| *is_given) else {
+    let is_given = |field: &&&'static str| match **field {
+        "min_tokens" => request.end.min_tokens.is_some_and(|it| it > 0),
+        "allowed_token_ids" => logits.allowed_token_ids.is_some(),
+        _ => !logits.bad_words.is_empty(),
+    };
+    let Some(closing) = fields.iter().find(is_given) else {
         return Ok(());
     };
     let message = format!(
         "`{param}` and `{closing}` are both given, and together they may leave no token to answer with; leave one out"
     );
-    Err(RequestError::invalid(closing, message))
+    Err(RequestError::invalid(*closing, message))
 }

@@ -5,6 +5,7 @@
 
 mod adjust;
 mod answer_parts;
+mod call_grammar;
 mod choice_seed;
 mod choice_state;
 mod choices;
@@ -20,6 +21,7 @@ mod request;
 mod response_body;
 mod response_head;
 mod response_writer;
+mod text_argument;
 mod tools;
 
 pub use answer_parts::CallCounts;

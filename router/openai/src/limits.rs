@@ -31,6 +31,7 @@ const MAX_TOKENS: RangeInclusive<u32> = 1..=0x7fff_ffff;
 /// Of a completion; with 0 its prompt is computed and nothing else.
 const COMPLETION_MAX_TOKENS: RangeInclusive<u32> = 0..=0x7fff_ffff;
 const MIN_TOKENS: RangeInclusive<u32> = 0..=0x7fff_ffff;
+const THOUGHT_TOKENS: RangeInclusive<u32> = 0..=0x7fff_ffff;
 const BIASES: RangeInclusive<usize> = 0..=1024;
 const BIAS: RangeInclusive<f64> = -100.0..=100.0;
 const ALLOWED_IDS: RangeInclusive<usize> = 1..=4096;
@@ -243,6 +244,11 @@ fn truncation(given: Option<i64>) -> Result<Option<Truncation>, RequestError> {
             Err(not_allowed(param, given.unwrap_or_default(), &allowed))
         }
     }
+}
+
+/// Tokens that a thought may have.
+pub(crate) fn check_thinking_token_budget(given: Option<i64>) -> Result<Option<u32>, RequestError> {
+    in_range("thinking_token_budget", given, THOUGHT_TOKENS)
 }
 
 /// The answer's least and most tokens; `max_tokens` is what holds without the request's own.

@@ -10,8 +10,8 @@ use plait_core::{Request, TenantId, TokenId};
 use plait_grammar::Grammar;
 use plait_proto::{Adjustment, SamplingParams};
 use plait_text::{
-    Chat, Message, ModelText, Parsing, PieceKind, RenderError, TextStart, TextStyle, ToolFormat,
-    Tools,
+    Chat, Message, ModelText, Parsing, PieceKind, ReasoningFormat, RenderError, TextStart,
+    TextStyle, ToolFormat, Tools,
 };
 
 use crate::adjust;
@@ -19,13 +19,13 @@ use crate::answer_parts::{self, CallRules};
 use crate::choice_seed::choice_seed;
 use crate::choice_state::{ChoiceState, ResponseContext};
 use crate::choices::Choices;
-use crate::constraint::AskedConstraint;
+use crate::constraint::{AnswerForm, AskedConstraint};
 use crate::error::{ApiError, RequestError};
 use crate::limits::{self, MAX_TRUNCATED, Numbers, Truncation};
 use crate::logprobs_budget::LogprobsBudget;
 use crate::request::{GenerateRequest, Input, Prompt, PromptFields, StopFields, TruncationSide};
 use crate::response_writer::ResponseWriter;
-use crate::tools;
+use crate::tools::{self, ThoughtPlace, ToolMode};
 
 /// What OpenAI gives a completion that does not say.
 const COMPLETION_TOKENS: u32 = 16;
@@ -45,8 +45,7 @@ struct Tokenised {
     start: TextStart,
     /// The prompt's text, if the answer repeats it.
     echo: Option<Arc<str>>,
-    /// The answer begins within a thought.
-    starts_in_thought: bool,
+    thought: ThoughtPlace,
 }
 
 /// A request ready for the scheduler, and what will write its answer.
@@ -141,7 +140,13 @@ pub fn prepare(
     let num_prompt_logprobs = limits::check_prompt_logprobs(num_tokens, num_times, of_prompts)?;
     limits::check_repeated(num_repeated_bytes(request, &prompts), &numbers)?;
     let (_, prompt_logprobs) = of_prompts;
-    let constraint = AskedConstraint::of_request(request)?;
+    let form = AnswerForm {
+        calls: calls.as_ref().map(|(format, tools)| (*format, &**tools)),
+        reasoning: reasoning_of(model, &request.input),
+        thought: thought_of(&request.input, &prompts),
+        thinking_token_budget: thinking_token_budget(model, &request.input)?,
+    };
+    let constraint = AskedConstraint::of_request(request, &form)?;
     let is_masked = constraint.is_some() && max_tokens(&request.input, &numbers) > 0;
     let prepared = prompts.iter().map(|prompt| {
         let adjustment = adjustment
@@ -220,10 +225,51 @@ fn calls_of(model: &ModelText, input: &Input) -> Result<FoundCalls, RequestError
     }
 }
 
+/// How thoughts are found in the answer, if they are.
+fn reasoning_of(model: &ModelText, input: &Input) -> Option<&'static ReasoningFormat> {
+    let is_chat = matches!(input, Input::Chat { .. });
+    model.formats().reasoning.filter(|_| is_chat)
+}
+
+/// A model that is told not to think begins no thought before what it is held to.
+fn thought_of(input: &Input, prompts: &[Tokenised]) -> ThoughtPlace {
+    let is_off =
+        matches!(input, Input::Chat { reasoning_effort: Some(effort), .. } if effort == "none");
+    match prompts
+        .first()
+        .map_or(ThoughtPlace::Nowhere, |it| it.thought)
+    {
+        ThoughtPlace::First if is_off => ThoughtPlace::Nowhere,
+        place => place,
+    }
+}
+
+fn thinking_token_budget(model: &ModelText, input: &Input) -> Result<Option<u32>, RequestError> {
+    let Input::Chat {
+        thinking_token_budget,
+        ..
+    } = input
+    else {
+        return Ok(None);
+    };
+    let budget = limits::check_thinking_token_budget(*thinking_token_budget)?;
+    if budget.is_some() && model.formats().reasoning.is_none() {
+        let message = "`thinking_token_budget` is given, and this model's chat template shows no thoughts; leave it out, or \
+                       start the server with --reasoning-parser";
+        return Err(RequestError::new(
+            "thinking_token_budget",
+            "unsupported_value",
+            message,
+        ));
+    }
+    Ok(budget)
+}
+
 fn call_rules(request: &GenerateRequest, calls: &FoundCalls) -> CallRules {
     match (&request.input, calls) {
         (Input::Chat { tools, .. }, Some((format, _))) => CallRules {
-            is_single: tools.single_call || tools.are_functions,
+            is_single: tools.end_after_one(),
+            is_named: tools.tool_choice.mode == ToolMode::Named,
             are_functions: tools.are_functions,
             ids: Some(format.ids),
             id_seed: answer_parts::id_seed(&request.id),
@@ -238,8 +284,7 @@ fn response_writer(
     prompts: &[Tokenised],
     (numbers, calls): (&Numbers, FoundCalls),
 ) -> ResponseWriter {
-    let is_chat = matches!(request.input, Input::Chat { .. });
-    let reasoning = model.formats().reasoning.filter(|_| is_chat);
+    let reasoning = reasoning_of(model, &request.input);
     let context = ResponseContext {
         vocabulary: model.vocabulary().clone(),
         eos_token_ids: model.eos_token_ids().clone(),
@@ -258,7 +303,7 @@ fn response_writer(
         };
         let parsing = Parsing {
             reasoning,
-            starts_in_thought: prompt.starts_in_thought,
+            starts_in_thought: prompt.thought == ThoughtPlace::Open,
             tools: calls.clone(),
         };
         (0..numbers.num_choices.get())
@@ -313,6 +358,7 @@ impl<'a> PromptEncoder<'a> {
                 reasoning_effort,
                 documents,
                 tools,
+                ..
             } => {
                 let prompt = self.tokenise_chat(Chat {
                     messages,
@@ -344,7 +390,7 @@ impl<'a> PromptEncoder<'a> {
             .continue_final_message
             .then(|| last_content(chat.messages));
         let reasoning = self.model.formats().reasoning;
-        let starts_in_thought = tools::starts_in_thought(reasoning, &text, continued);
+        let thought = tools::thought_place(reasoning, &text, continued);
         // The template writes the beginning-of-text token itself.
         let tokens = self.encode("messages", &text, false)?;
         let start = match chat.continue_final_message {
@@ -355,7 +401,7 @@ impl<'a> PromptEncoder<'a> {
             tokens,
             start,
             echo: None,
-            starts_in_thought,
+            thought,
         })
     }
 
@@ -389,7 +435,7 @@ impl<'a> PromptEncoder<'a> {
             tokens,
             start,
             echo,
-            starts_in_thought: false,
+            thought: ThoughtPlace::Nowhere,
         })
     }
 

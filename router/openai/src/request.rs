@@ -79,6 +79,9 @@ pub enum Input {
         /// How much the model should think.
         #[serde(default)]
         reasoning_effort: Option<String>,
+        /// So many tokens may a thought have.
+        #[serde(default)]
+        thinking_token_budget: Option<i64>,
         /// Texts for templates that know them.
         #[serde(default)]
         documents: Vec<Value>,

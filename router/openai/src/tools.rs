@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use plait_grammar::{CompileError, Form, Limits, check_schema};
 use plait_text::{Formats, Message, ReasoningFormat, ToolFormat, Tools};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::call_grammar::{CallForms, Callable};
 use crate::error::RequestError;
 
 const MAX_TOOLS: usize = 128;
@@ -44,11 +46,15 @@ pub enum ToolMode {
     /// As it likes.
     #[default]
     Auto,
+    /// One or more.
+    Required,
+    /// The one tool that is named.
+    Named,
 }
 
 impl ToolFields {
     /// The name under which the client gave the tools.
-    fn param(&self) -> &'static str {
+    pub(crate) fn param(&self) -> &'static str {
         match self.are_functions {
             true => "functions",
             false => "tools",
@@ -66,6 +72,16 @@ impl ToolFields {
             true => self.tools.iter().cloned().map(Value::Object).collect(),
             false => Vec::new(),
         }
+    }
+
+    /// Whether the answer is at least one call.
+    pub(crate) fn are_required(&self) -> bool {
+        matches!(self.tool_choice.mode, ToolMode::Required | ToolMode::Named)
+    }
+
+    /// Whether the answer ends after one call.
+    pub(crate) fn end_after_one(&self) -> bool {
+        self.single_call || self.are_functions || self.tool_choice.mode == ToolMode::Named
     }
 
     fn names(&self) -> impl Iterator<Item = &str> {
@@ -108,6 +124,77 @@ impl ToolFields {
             self.may_be_called(name).then(|| (name.to_owned(), schema))
         });
         Ok(Some((format, Arc::new(Tools::new(callable)))))
+    }
+}
+
+impl ToolFields {
+    /// What the answer's calls must be, if anything: some must come, or some tool is strict.
+    pub(crate) fn held_to(
+        &self,
+        format: &'static ToolFormat,
+        tools: &Tools,
+    ) -> Result<Option<Form>, RequestError> {
+        let functions = self.tools.iter().map(|tool| &tool["function"]);
+        let callables = functions.enumerate().filter_map(|(index, function)| {
+            let callable = Callable {
+                name: function["name"].as_str()?,
+                parameters: function.get("parameters").and_then(Value::as_object),
+                is_held: self.are_required() || function["strict"] == true,
+            };
+            self.may_be_called(callable.name)
+                .then_some((index, callable))
+        });
+        let (indexes, callables): (Vec<usize>, Vec<Callable<'_>>) = callables.unzip();
+        if !callables.iter().any(|it| it.is_held) {
+            return Ok(None);
+        }
+        for (index, callable) in indexes.iter().zip(&callables) {
+            self.check_parameters(*index, callable)?;
+        }
+        let forms = CallForms::new(format, tools, self.end_after_one());
+        let form = match self.are_required() {
+            true => forms.required(&callables),
+            false => forms.in_text(&callables),
+        };
+        form.map(Some)
+            .map_err(|(index, why)| self.cannot_be_held(indexes[index], &why))
+    }
+
+    fn check_parameters(&self, index: usize, callable: &Callable<'_>) -> Result<(), RequestError> {
+        let Some(parameters) = callable.parameters.filter(|_| callable.is_held) else {
+            return Ok(());
+        };
+        let text = Value::Object(parameters.clone()).to_string();
+        check_schema(&text, &Limits::default()).map_err(|error| {
+            let param = self.parameters_param(index);
+            let code = match error {
+                CompileError::Unsupported { .. } => "unsupported_value",
+                CompileError::TooLarge { .. } => "constraint_too_large",
+                _ => "invalid_value",
+            };
+            let message = format!("`{param}` {error}");
+            RequestError::new(param, code, message)
+        })
+    }
+
+    fn parameters_param(&self, index: usize) -> String {
+        match self.are_functions {
+            true => format!("functions[{index}].parameters"),
+            false => format!("tools[{index}].function.parameters"),
+        }
+    }
+
+    fn cannot_be_held(&self, index: usize, why: &str) -> RequestError {
+        let param = self.parameters_param(index);
+        let instead = match self.are_required() {
+            true => "send `tool_choice`: \"auto\"",
+            false => "leave out `strict`",
+        };
+        let message = format!(
+            "`{param}` has {why}, which calls as this model writes them cannot be held to; say it in other words, or \
+             {instead}"
+        );
+        RequestError::new(param, "unsupported_value", message)
     }
 }
 
@@ -205,9 +292,20 @@ fn check_choice(fields: &ToolFields) -> Result<(), RequestError> {
         true => "function_call",
         false => "tool_choice",
     };
+    if fields.are_required() && fields.tools.is_empty() {
+        let message = format!(
+            "`{param}` asks for a call without `{}`; send some, or leave it out",
+            fields.param()
+        );
+        return Err(RequestError::invalid(param, message));
+    }
     let Some(names) = &fields.tool_choice.names else {
         return Ok(());
     };
+    if fields.are_required() && names.is_empty() {
+        let message = format!("`{param}` asks for a call and allows no tool; name one or more");
+        return Err(RequestError::invalid(param, message));
+    }
     match names
         .iter()
         .find(|name| !fields.names().any(|it| it == *name))
@@ -292,20 +390,38 @@ fn check_arguments(at: &str, call: &Value) -> Result<(), RequestError> {
     Err(RequestError::invalid(param, message))
 }
 
-/// Whether an answer to this prompt begins within a thought; `continued` is the text that it continues.
-pub(crate) fn starts_in_thought(
+/// Where an answer's thought may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ThoughtPlace {
+    /// The prompt ends within it.
+    Open,
+    /// The model may begin one.
+    First,
+    /// There is none.
+    Nowhere,
+}
+
+/// Where the answer to this prompt has its thought; `continued` is the text that it continues.
+pub(crate) fn thought_place(
     format: Option<&'static ReasoningFormat>,
     prompt: &str,
     continued: Option<&str>,
-) -> bool {
+) -> ThoughtPlace {
     let Some(format) = format else {
-        return false;
+        return ThoughtPlace::Nowhere;
     };
-    let last =
-        continued.and_then(|text| Some((text.rfind(format.open)?, text.rfind(format.close))));
-    match last {
-        Some((open, close)) => close.is_none_or(|close| close < open),
-        None if continued.is_some() => false,
+    let is_open = match continued {
         None => prompt.trim_end().ends_with(format.open),
+        Some(text) => match (text.rfind(format.open), text.rfind(format.close)) {
+            (Some(open), close) => close.is_none_or(|close| close < open),
+            (None, _) => false,
+        },
+    };
+    match is_open {
+        true => ThoughtPlace::Open,
+        false if continued.is_some() || prompt.trim_end().ends_with(format.close) => {
+            ThoughtPlace::Nowhere
+        }
+        false => ThoughtPlace::First,
     }
 }

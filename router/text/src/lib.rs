@@ -27,8 +27,8 @@ pub use detokenise::{TextStart, TextStyle};
 pub use error::ModelFilesError;
 pub use model::{ChosenFormats, Formats, ModelText};
 pub use output_parser::{
-    Accepts, ArgumentsWriting, CallIds, Emit, Kind, NameEnd, OutputParser, Parsed, Parsing, ReasoningFormat,
-    TaggedWriting, ToolFormat, Tools, Writing,
+    Accepts, ArgumentsWriting, CallIds, Emit, Kind, NameEnd, OutputParser, Parsed, Parsing,
+    ReasoningFormat, TaggedWriting, ToolFormat, Tools, Writing,
 };
 pub use output_text::{OutputText, StopString};
 pub use sampling::{OutOfRange, Penalties, SamplingFields};

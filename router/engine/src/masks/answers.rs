@@ -98,6 +98,9 @@ impl MaskAnswers {
         let Some(answer) = self.answers.get_mut(&request) else {
             return;
         };
+        if answer.next == Some(Next::Free) {
+            return;
+        }
         answer.next = None;
         let matcher = answer.matcher.take();
         let job = MaskJob {
@@ -221,7 +224,7 @@ impl MaskAnswers {
             return masks.left_out.push(row);
         }
         match &answer.next {
-            Some(Next::Any) => {}
+            Some(Next::Any | Next::Free) => {}
             Some(Next::Masked(mask)) => {
                 let (number, is_new) = self.numbers.number_of(mask);
                 masks.masked.push(MaskedRow {

@@ -5,6 +5,7 @@ mod choices;
 #[cfg(test)]
 mod constraints;
 #[cfg(test)]
+mod forced_calls;
 mod limits;
 #[cfg(test)]
 #[path = "../../../text/tests/text/model_folder.rs"]

@@ -44,6 +44,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Chat only: the answer continues the last message."""
     reasoning_effort: str | None = None
     """Chat only: for the template."""
+    thinking_token_budget: int | None = None
+    """Chat only: tokens of a thought."""
     documents: list[dict[str, Any]] = []
     """Chat only: for the template."""
     tools: list[dict[str, Any]] = []

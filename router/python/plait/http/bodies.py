@@ -249,6 +249,8 @@ class ChatBody(ResponseFields, kw_only=True):
     """vLLM's; the answer continues the last message, which is the assistant's."""
     reasoning_effort: ReasoningEffort | None = None
     """Given to the template as `reasoning_effort`, and as `enable_thinking` and `thinking`: false for "none"."""
+    thinking_token_budget: Integer | None = None
+    """vLLM's; so many tokens may a thought have, then its end follows."""
     tools: list[dict[str, Json]] | None = None
     """Functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None

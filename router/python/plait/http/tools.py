@@ -13,7 +13,7 @@ from plait.http.body_errors import field_error
 class AskedChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Which tools may be called; mirrored by `ToolChoice` of `plait-openai`."""
 
-    mode: Literal["none", "auto"] = "auto"
+    mode: Literal["none", "auto", "required", "named"] = "auto"
     names: list[str] | None = None
     """Only these; None: all."""
 
@@ -36,42 +36,43 @@ def read_tools(body: ChatBody) -> AskedTools:
     if body.functions:
         return AskedTools(
             tools=[{"type": "function", "function": function} for function in body.functions],
-            tool_choice=_choice("function_call", body.function_call, body.functions),
+            tool_choice=_choice("function_call", _of("tool_choice", "functions", body.tool_choice, body.function_call)),
             single_call=True,
             are_functions=True,
         )
-    tools = body.tools or []
     return AskedTools(
-        tools=tools,
-        tool_choice=_choice("tool_choice", body.tool_choice, tools),
+        tools=body.tools or [],
+        tool_choice=_choice("tool_choice", _of("function_call", "tools", body.function_call, body.tool_choice)),
         single_call=body.parallel_tool_calls is False,
     )
 
 
-def _choice(param: str, choice: str | ToolChoice | FunctionName | None, tools: list[dict[str, Json]]) -> AskedChoice:
+_Choice = str | ToolChoice | FunctionName | None
+
+
+def _of(other: str, tools: str, unread: _Choice, choice: _Choice) -> _Choice:
+    """The choice that goes with `tools`; one under the `other` name must say nothing."""
+    if unread not in (None, "auto", "none"):
+        problem = f"asks for a call, and goes with other tools than `{tools}`; leave it out"
+        raise field_error(other, problem)
+    return choice
+
+
+def _choice(param: str, choice: _Choice) -> AskedChoice:
     match choice:
         case None | "auto":
             return AskedChoice()
         case "none":
             return AskedChoice(mode="none")
-        case "required" if not tools:
-            raise field_error(param, 'is "required" without `tools`; send some, or leave it out')
         case ToolChoice(type="allowed_tools", allowed_tools=allowed) if allowed is not None:
-            if allowed.mode != "auto":
-                raise _forced(f"{param}.allowed_tools.mode", '"required"')
-            return AskedChoice(names=[_name(param, tool.function) for tool in allowed.tools])
+            return AskedChoice(mode=allowed.mode, names=[_name(param, tool.function) for tool in allowed.tools])
         case ToolChoice(type="function", function=function):
-            raise _forced(param, f"the tool {_name(param, function)[:64]!r}")
+            return AskedChoice(mode="named", names=[_name(param, function)])
         case FunctionName(name=name):
-            raise _forced(param, f"the function {name[:64]!r}")
+            return AskedChoice(mode="named", names=[name])
         case ToolChoice(type=kind):
             raise field_error(f"{param}.type", f"is {kind[:64]!r}, where 'function' and 'allowed_tools' are allowed")
-    raise _forced(param, '"required"')
-
-
-def _forced(param: str, given: str) -> Exception:
-    problem = f'is {given}: this server cannot force a call yet; send "auto", and ask for the call in a message'
-    return field_error(param, problem, code="unsupported_value")
+    return AskedChoice(mode="required")
 
 
 def _name(param: str, function: FunctionName | None) -> str:

@@ -25,7 +25,6 @@ _BOTH: Neutral = {
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
     "repetition_detection": (),
-    "thinking_token_budget": (),
 }
 
 _CHAT: Neutral = {
@@ -43,6 +42,7 @@ _CHAT: Neutral = {
 
 _COMPLETION: Neutral = {
     "suffix": ("",),
+    "thinking_token_budget": (),
     "prompt_embeds": (),
 }
 
