@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use llguidance::api::StopReason;
 
-use crate::thought::{Room, Step, Thought};
+use crate::thought::{NextTokens, Step, Thought};
 use crate::vocabulary::{TokenId, Vocabulary};
 
 /// Which tokens may come next.
@@ -75,14 +75,18 @@ impl Matcher {
             set_bits(mask, self.vocabulary.end_ids());
             return Ok(Allowed::OnlyEnd);
         }
-        match self.thought.as_ref().map(|it| it.room(&self.vocabulary)) {
+        match self
+            .thought
+            .as_ref()
+            .map(|it| it.next_tokens(&self.vocabulary))
+        {
             None => self.allow_answer(mask),
-            Some(Room::AnswerAnd(more)) => self.allow_answer_and(&more, mask),
-            Some(Room::Only(token)) => {
+            Some(NextTokens::AnswerAnd(more)) => self.allow_answer_and(&more, mask),
+            Some(NextTokens::Only(token)) => {
                 set_bits(mask, &[token]);
                 Ok(Allowed::Some)
             }
-            Some(Room::AllBut(closed)) => Ok(self.allow_thought(&closed, mask)),
+            Some(NextTokens::AllBut(closed)) => Ok(self.allow_thought(&closed, mask)),
         }
     }
 

@@ -89,7 +89,7 @@ pub(crate) enum Step {
 }
 
 /// Which tokens may come as far as the thought goes.
-pub(crate) enum Room {
+pub(crate) enum NextTokens {
     /// The answer's, and these with which a thought begins.
     AnswerAnd(Vec<TokenId>),
     /// Only this one.
@@ -115,19 +115,22 @@ impl Thought {
         thought
     }
 
-    pub(crate) fn room(&self, vocabulary: &Vocabulary) -> Room {
+    pub(crate) fn next_tokens(&self, vocabulary: &Vocabulary) -> NextTokens {
         match &self.place {
-            Place::Before { open, num_seen } => Room::AnswerAnd(match open {
+            Place::Before { open, num_seen } => NextTokens::AnswerAnd(match open {
                 Mark::Token(token) => vec![*token],
                 Mark::Text(text) => vocabulary.tokens_along(&text[*num_seen..]),
             }),
             Place::Within(within) => match (within.due.front(), &self.close) {
-                (Some(token), _) => Room::Only(*token),
-                (None, Mark::Token(_)) => Room::AllBut(Vec::new()),
-                (None, Mark::Text(close)) => Room::AllBut(within.tokens_across(vocabulary, close)),
+                (Some(token), _) => NextTokens::Only(*token),
+                (None, Mark::Token(_)) => NextTokens::AllBut(Vec::new()),
+                (None, Mark::Text(close)) => {
+                    NextTokens::AllBut(within.tokens_across(vocabulary, close))
+                }
             },
-            Place::Behind { num_breaks: 0 } => Room::AnswerAnd(vocabulary.breaks().to_vec()),
-            Place::Behind { .. } => Room::AnswerAnd(Vec::new()),
+            Place::Behind { num_breaks } => {
+                NextTokens::AnswerAnd(breaks_behind(vocabulary, *num_breaks).collect())
+            }
         }
     }
 
@@ -164,11 +167,11 @@ impl Thought {
                 step
             }
             Place::Behind { num_breaks } => {
-                let is_break = *num_breaks == 0 && vocabulary.breaks().contains(&token);
-                if !is_break || fits() {
+                let mut breaks = breaks_behind(vocabulary, *num_breaks);
+                if breaks.all(|it| it != token) || fits() {
                     return Step::Passed;
                 }
-                *num_breaks += text.len().min(MAX_BREAKS);
+                *num_breaks += text.len();
                 Step::Taken
             }
         }
@@ -205,6 +208,12 @@ impl Thought {
             within.due = self.close.tokens_behind(vocabulary, num_seen);
         }
     }
+}
+
+/// Line breaks that may follow so many others behind a thought.
+fn breaks_behind(vocabulary: &Vocabulary, num_breaks: usize) -> impl Iterator<Item = TokenId> + '_ {
+    let fits = move |token: &TokenId| vocabulary.text_of(*token).len() + num_breaks <= MAX_BREAKS;
+    vocabulary.breaks().iter().copied().filter(fits)
 }
 
 /// How much of a mark a token is.

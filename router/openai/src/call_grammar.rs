@@ -1,7 +1,7 @@
 //! What an answer must be that calls tools: the family's own marks around arguments that the tools' schemas hold.
 
 use plait_grammar::{Form, Item, Span};
-use plait_text::{ArgumentsWriting, NameEnd, TaggedWriting, ToolFormat, Tools, Writing};
+use plait_text::{ArgumentsWriting, Kind, NameEnd, TaggedWriting, ToolFormat, Tools, Writing};
 use serde_json::{Map, Value, json};
 
 use crate::text_argument;
@@ -153,7 +153,10 @@ impl<'a> CallForms<'a> {
         let root = object_schema(callable)?;
         let (separator, pair): (_, &dyn Fn(&str, &Value) -> Result<Form, String>) = match writing {
             ArgumentsWriting::Json => return Ok(Form::Json(Value::Object(root).to_string())),
-            ArgumentsWriting::Python => (", ", &|name, schema| python_pair(&root, name, schema)),
+            ArgumentsWriting::Python => (", ", &|name, schema| {
+                let kind = self.tools.kind(callable.name, name);
+                python_pair(&root, name, schema, kind)
+            }),
             ArgumentsWriting::Tagged(tags) => ("", &|name, schema| {
                 let kind = self.tools.kind(callable.name, name);
                 check_name(name, &[tags.key_end.trim(), "\n"])?;
@@ -246,11 +249,29 @@ fn named_arguments(root: &Map<String, Value>) -> Result<Option<Vec<(&str, &Value
     Ok(Some(arguments))
 }
 
-fn python_pair(root: &Map<String, Value>, name: &str, schema: &Value) -> Result<Form, String> {
+fn python_pair(
+    root: &Map<String, Value>,
+    name: &str,
+    schema: &Value,
+    kind: Kind,
+) -> Result<Form, String> {
     check_name(name, &["=", ")", "(", "\n", "\"", "\\"])?;
+    let json = with_definitions(root, schema).to_string();
+    let mut values = Vec::new();
+    let is_listed = json.contains("\"enum\"") || json.contains("\"const\"");
+    if let (Kind::Json(accepts), false) = (kind, is_listed) {
+        let words = [
+            (accepts.boolean, "True"),
+            (accepts.boolean, "False"),
+            (accepts.null, "None"),
+        ];
+        let words = words.into_iter().filter(|(is_taken, _)| *is_taken);
+        values.extend(words.map(|(_, word)| text(word)));
+    }
+    values.push(Form::Json(json));
     Ok(Form::Sequence(vec![
         text(&format!("{name}=")),
-        Form::Json(with_definitions(root, schema).to_string()),
+        Form::OneOf(values),
     ]))
 }
 

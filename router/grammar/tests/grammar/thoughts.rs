@@ -83,6 +83,16 @@ fn line_breaks_may_come_between_a_thought_and_its_answer() {
 }
 
 #[test]
+fn two_line_breaks_may_be_two_tokens() {
+    let mut matcher = digits(rule(None, END_MARK, None));
+    matcher.accept(CALL).unwrap();
+    say(&mut matcher, "\n");
+    assert_eq!(may_come(&mut matcher, "\n7"), [true, true]);
+    say(&mut matcher, "\n");
+    assert_eq!(may_come(&mut matcher, "\n7"), [false, true]);
+}
+
+#[test]
 fn a_token_that_says_more_than_the_thoughts_end_is_closed() {
     // `call>` is a token, and `>` with more behind it is none that the answer takes.
     let mut matcher = digits(rule(None, "<ca", None));

@@ -257,8 +257,7 @@ fn written(family: &str, calls: &[(&str, Value)]) -> String {
 
 #[test]
 fn what_a_familys_template_writes_is_what_its_calls_are_held_to() {
-    let arguments =
-        json!({"city": "Ulm", "days": 3, "unit": "c", "tags": [true, "x"], "note": "4 p"});
+    let arguments = json!({"city": "Ulm", "days": 3, "unit": "c", "tags": ["x"], "note": null});
     for family in FAMILIES {
         let text = written(family, &[("plan", arguments.clone()), ("now", json!({}))]);
         for (changes, is_one) in [
