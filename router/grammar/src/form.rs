@@ -114,6 +114,8 @@ pub fn check_schema(schema: &str, limits: &Limits) -> Result<(), CompileError> {
     schema::checked(schema::parse(schema)?, &Whitespace::Free, limits).map(|_| ())
 }
 
+/// Between JSON's tokens, as templates write it.
+const SPACE: &str = " ";
 /// Any text, in the library's language.
 const ANY: &str = r"/(.|\n)*/";
 
@@ -237,7 +239,8 @@ impl<'a> Lark<'a> {
 
     fn json(&self, schema: &str) -> Result<String, CompileError> {
         let schema = schema::parse(schema)?;
-        let schema = schema::checked(schema, &Whitespace::Free, self.limits)?;
+        let spaces = Whitespace::Pattern(SPACE.to_owned());
+        let schema = schema::checked(schema, &spaces, self.limits)?;
         Ok(format!("%json {schema}"))
     }
 

@@ -41,12 +41,15 @@ pub struct Matcher {
     answer: Option<AnswerMatcher>,
     /// None once nothing of a thought can come.
     thought: Option<Thought>,
+    /// The answer from its beginning, while it follows what may be a thought's.
+    unbegun: Option<AnswerMatcher>,
     /// What came is the beginning of a thought, and of no answer.
     is_thought: bool,
     is_over: bool,
 }
 
 /// Follows the answer behind the thought.
+#[derive(Clone)]
 pub(crate) struct AnswerMatcher {
     pub(crate) inner: llguidance::Matcher,
     /// The mask of the answer's first token, until that is there.
@@ -63,6 +66,7 @@ impl Matcher {
             vocabulary,
             answer,
             thought,
+            unbegun: None,
             is_thought: false,
             is_over: false,
         }
@@ -111,7 +115,7 @@ impl Matcher {
             Step::Ended(behind) => self.accept_bytes(token, &behind),
             Step::Passed if self.is_thought => Err(MatchError::NotAllowed(token)),
             Step::Passed => {
-                self.thought = None;
+                (self.thought, self.unbegun) = (None, None);
                 self.consume(token)
             }
         }
@@ -125,14 +129,11 @@ impl Matcher {
     /// The same place in the same grammar, for another answer with the same tokens so far.
     #[must_use]
     pub fn clone_for_choice(&self) -> Self {
-        let answer = self.answer.as_ref().map(|answer| AnswerMatcher {
-            inner: answer.inner.clone(),
-            first: answer.first.clone(),
-        });
         Self {
             vocabulary: self.vocabulary.clone(),
-            answer,
+            answer: self.answer.clone(),
             thought: self.thought.clone(),
+            unbegun: self.unbegun.clone(),
             is_thought: self.is_thought,
             is_over: self.is_over,
         }
@@ -198,6 +199,7 @@ impl Matcher {
         let Some(answer) = &mut self.answer else {
             return Ok(());
         };
+        self.unbegun.get_or_insert_with(|| answer.clone());
         self.is_thought = self.is_thought || !answer.takes(token);
         match self.is_thought {
             true => Ok(()),
@@ -215,6 +217,9 @@ impl Matcher {
     /// The bytes of `token` behind a thought's end.
     fn accept_bytes(&mut self, token: TokenId, text: &[u8]) -> Result<(), MatchError> {
         self.is_thought = false;
+        if let Some(unbegun) = self.unbegun.take() {
+            self.answer = Some(unbegun);
+        }
         for part in self.vocabulary.tokens_of(text) {
             match self.accept(part) {
                 Ok(()) => {}

@@ -127,6 +127,7 @@ fn what_begins_like_a_thought_may_be_the_answer() {
     assert_eq!(may_come(&mut behind("<"), "atx"), [true, true, false]);
     assert!(has(&mask(&mut behind("<a")).1, END));
     assert_eq!(may_come(&mut behind("<t>"), "bx"), [true, true]);
+    assert_eq!(may_come(&mut behind("<t>b</t>"), "<b"), [true, false]);
 }
 
 #[test]
