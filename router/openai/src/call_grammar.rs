@@ -23,6 +23,16 @@ pub(crate) struct CallForms<'a> {
     is_single: bool,
 }
 
+/// Writes an argument of this name and schema.
+type Pair<'a> = &'a dyn Fn(&str, &Value) -> Result<Form, String>;
+
+/// An argument that has a name.
+struct Argument<'a> {
+    name: &'a str,
+    schema: &'a Value,
+    is_required: bool,
+}
+
 /// Names of arguments where any are allowed.
 const ANY_NAME: &str = "[a-zA-Z_][a-zA-Z0-9_]{0,63}";
 /// Keywords about an object as a whole that calls of names and values cannot be held to.
@@ -151,7 +161,7 @@ impl<'a> CallForms<'a> {
         writing: &ArgumentsWriting,
     ) -> Result<Form, String> {
         let root = object_schema(callable)?;
-        let (separator, pair): (_, &dyn Fn(&str, &Value) -> Result<Form, String>) = match writing {
+        let (separator, pair): (_, Pair<'_>) = match writing {
             ArgumentsWriting::Json => return Ok(Form::Json(Value::Object(root).to_string())),
             ArgumentsWriting::Python => (", ", &|name, schema| {
                 let kind = self.tools.kind(callable.name, name);
@@ -172,10 +182,10 @@ impl<'a> CallForms<'a> {
         };
         match named_arguments(&root)? {
             Some(arguments) => {
-                let items = arguments.iter().map(|(name, schema, is_required)| {
+                let items = arguments.iter().map(|it| {
                     Ok(Item {
-                        form: pair(name, schema)?,
-                        is_required: *is_required,
+                        form: pair(it.name, it.schema)?,
+                        is_required: it.is_required,
                     })
                 });
                 let items = items.collect::<Result<_, String>>()?;
@@ -217,7 +227,7 @@ fn object_schema(callable: &Callable<'_>) -> Result<Map<String, Value>, String> 
 }
 
 /// The arguments in order: name, schema, whether it is required. None: any may come.
-fn named_arguments(root: &Map<String, Value>) -> Result<Option<Vec<(&str, &Value, bool)>>, String> {
+fn named_arguments(root: &Map<String, Value>) -> Result<Option<Vec<Argument<'_>>>, String> {
     if let Some(keyword) = WHOLE_OBJECT.iter().find(|it| root.contains_key(**it)) {
         return Err(format!("`{keyword}`"));
     }
@@ -233,17 +243,25 @@ fn named_arguments(root: &Map<String, Value>) -> Result<Option<Vec<(&str, &Value
         return Ok(None);
     }
     let known = known.into_iter().flatten();
-    let mut arguments: Vec<(&str, &Value, bool)> = known
+    let mut arguments: Vec<Argument<'_>> = known
         .filter(|(_, schema)| **schema != Value::Bool(false))
-        .map(|(name, schema)| (name.as_str(), schema, required.contains(&name.as_str())))
+        .map(|(name, schema)| Argument {
+            name,
+            schema,
+            is_required: required.contains(&name.as_str()),
+        })
         .collect();
     for name in required {
-        match arguments.iter().any(|(known, ..)| *known == name) {
+        match arguments.iter().any(|known| known.name == name) {
             true => {}
             false if *others == Value::Bool(false) => {
                 return Err(format!("`required` {name:?}, which `properties` lacks,"));
             }
-            false => arguments.push((name, others, true)),
+            false => arguments.push(Argument {
+                name,
+                schema: others,
+                is_required: true,
+            }),
         }
     }
     Ok(Some(arguments))

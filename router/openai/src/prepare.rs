@@ -144,7 +144,7 @@ pub fn prepare(
         calls: calls.as_ref().map(|(format, tools)| (*format, &**tools)),
         reasoning: reasoning_of(model, &request.input),
         thought: thought_of(&request.input, &prompts),
-        thinking_token_budget: thinking_token_budget(model, &request.input)?,
+        thinking_token_budget: thinking_token_budget(model, request)?,
     };
     let constraint = AskedConstraint::of_request(request, &form)?;
     let is_masked = constraint.is_some() && max_tokens(&request.input, &numbers) > 0;
@@ -244,15 +244,11 @@ fn thought_of(input: &Input, prompts: &[Tokenised]) -> ThoughtPlace {
     }
 }
 
-fn thinking_token_budget(model: &ModelText, input: &Input) -> Result<Option<u32>, RequestError> {
-    let Input::Chat {
-        thinking_token_budget,
-        ..
-    } = input
-    else {
-        return Ok(None);
-    };
-    let budget = limits::check_thinking_token_budget(*thinking_token_budget)?;
+fn thinking_token_budget(
+    model: &ModelText,
+    request: &GenerateRequest,
+) -> Result<Option<u32>, RequestError> {
+    let budget = limits::check_thinking_token_budget(request.logits.thinking_token_budget)?;
     if budget.is_some() && model.formats().reasoning.is_none() {
         let message = "`thinking_token_budget` is given, and this model's chat template shows no thoughts; leave it out, or \
                        start the server with --reasoning-parser";
@@ -358,7 +354,6 @@ impl<'a> PromptEncoder<'a> {
                 reasoning_effort,
                 documents,
                 tools,
-                ..
             } => {
                 let prompt = self.tokenise_chat(Chat {
                     messages,

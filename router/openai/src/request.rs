@@ -79,9 +79,6 @@ pub enum Input {
         /// How much the model should think.
         #[serde(default)]
         reasoning_effort: Option<String>,
-        /// So many tokens may a thought have.
-        #[serde(default)]
-        thinking_token_budget: Option<i64>,
         /// Texts for templates that know them.
         #[serde(default)]
         documents: Vec<Value>,
@@ -163,6 +160,8 @@ pub struct LogitFields {
     pub logprob_token_ids: Vec<i64>,
     /// What the answer must be.
     pub constraint: Option<ConstraintField>,
+    /// So many tokens may a chat's thought have.
+    pub thinking_token_budget: Option<i64>,
 }
 
 /// When the answer ends.

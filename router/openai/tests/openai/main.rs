@@ -6,6 +6,7 @@ mod choices;
 mod constraints;
 #[cfg(test)]
 mod forced_calls;
+#[cfg(test)]
 mod limits;
 #[cfg(test)]
 #[path = "../../../text/tests/text/model_folder.rs"]
