@@ -140,13 +140,7 @@ pub fn prepare(
     let num_prompt_logprobs = limits::check_prompt_logprobs(num_tokens, num_times, of_prompts)?;
     limits::check_repeated(num_repeated_bytes(request, &prompts), &numbers)?;
     let (_, prompt_logprobs) = of_prompts;
-    let form = AnswerForm {
-        calls: calls.as_ref().map(|(format, tools)| (*format, &**tools)),
-        reasoning: reasoning_of(model, &request.input),
-        thought: thought_of(&request.input, &prompts),
-        thinking_token_budget: thinking_token_budget(model, request)?,
-    };
-    let constraint = AskedConstraint::of_request(request, &form)?;
+    let constraint = asked_constraint(model, request, calls.as_ref(), &prompts)?;
     let is_masked = constraint.is_some() && max_tokens(&request.input, &numbers) > 0;
     let prepared = prompts.iter().map(|prompt| {
         let adjustment = adjustment
@@ -223,6 +217,22 @@ fn calls_of(model: &ModelText, input: &Input) -> Result<FoundCalls, RequestError
         Input::Chat { tools, .. } => tools.parsed_as(model.formats()),
         Input::Completion { .. } => Ok(None),
     }
+}
+
+/// What the answer must be, if anything.
+fn asked_constraint(
+    model: &ModelText,
+    request: &GenerateRequest,
+    calls: Option<&(&'static ToolFormat, Arc<Tools>)>,
+    prompts: &[Tokenised],
+) -> Result<Option<AskedConstraint>, RequestError> {
+    let form = AnswerForm {
+        calls: calls.map(|(format, tools)| (*format, &**tools)),
+        reasoning: reasoning_of(model, &request.input),
+        thought: thought_of(&request.input, prompts),
+        thinking_token_budget: thinking_token_budget(model, request)?,
+    };
+    AskedConstraint::of_request(request, &form)
 }
 
 /// How thoughts are found in the answer, if they are.

@@ -66,7 +66,7 @@ fn is_plan(arguments: &Value) -> bool {
             .is_some_and(|tags| tags.len() < 3 && tags.iter().all(|it| *it == true || *it == "x")),
         "note" => match value {
             Value::String(text) => text.chars().count() < 5,
-            value => value.is_null() || value.is_i64(),
+            value => value.is_null() || value.as_f64().is_some_and(|it| it.fract() == 0.0),
         },
         "year" => value
             .as_str()
@@ -411,6 +411,7 @@ fn a_thoughts_budget_is_all_that_holds_a_free_answer() {
     assert!(closed.constraint.is_none() && !closed.prompts[0].request.is_masked);
 }
 
+// budget: a table of refusals
 #[test]
 fn calls_that_cannot_be_held_are_refused_by_name() {
     let with = |parameters: Value| json!([{"function": {"name": "f", "parameters": parameters}}]);

@@ -236,7 +236,18 @@ class Message(msgspec.Struct, kw_only=True):
     """vLLM's newer name of `reasoning_content`."""
 
 
-class ChatBody(ResponseFields, kw_only=True):
+class ThoughtFields(ResponseFields, kw_only=True):
+    """What the model thinks before it answers a chat."""
+
+    reasoning_effort: ReasoningEffort | None = None
+    """Given to the template as `reasoning_effort`, and as `enable_thinking` and `thinking`: false for "none"."""
+    thinking_token_budget: Integer | None = None
+    """vLLM's; so many tokens may a thought have, then its end follows."""
+    include_reasoning: bool | None = None
+    """vLLM's; false: the answer comes without the thoughts."""
+
+
+class ChatBody(ThoughtFields, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
     messages: list[Message]
@@ -247,10 +258,6 @@ class ChatBody(ResponseFields, kw_only=True):
     """vLLM's; true unless given or `continue_final_message`."""
     continue_final_message: bool | None = None
     """vLLM's; the answer continues the last message, which is the assistant's."""
-    reasoning_effort: ReasoningEffort | None = None
-    """Given to the template as `reasoning_effort`, and as `enable_thinking` and `thinking`: false for "none"."""
-    thinking_token_budget: Integer | None = None
-    """vLLM's; so many tokens may a thought have, then its end follows."""
     tools: list[dict[str, Json]] | None = None
     """Functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
@@ -262,8 +269,6 @@ class ChatBody(ResponseFields, kw_only=True):
     """The older form of `tool_choice`."""
     documents: list[dict[str, Json]] | None = None
     """vLLM's; for templates that know them."""
-    include_reasoning: bool | None = None
-    """vLLM's; false: the answer comes without the thoughts."""
     chat_template_kwargs: dict[str, Json] | None = None
     """vLLM's; further names for the model's template."""
 
