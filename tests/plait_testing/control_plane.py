@@ -48,7 +48,8 @@ class ControlPlane:
         self.spawn("apiserver", [*self._kube("apiserver"), *self._api_flags(etcd)])
         wait_for(lambda: self.try_kubectl("get", "--raw", "/readyz").returncode == 0, "the API server", self.log)
         self.spawn("controller-manager", [*self._kube("controller-manager"), *self._manager_flags()])
-        self.spawn("scheduler", [*self._kube("scheduler"), f"--kubeconfig={self.kubeconfig}", "--leader-elect=false"])
+        flags = [f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", "--secure-port=0"]
+        self.spawn("scheduler", [*self._kube("scheduler"), *flags])
         wait_for(
             lambda: self.try_kubectl("get", "serviceaccount", "default").returncode == 0, "the namespace", self.log
         )
@@ -121,6 +122,7 @@ class ControlPlane:
         yield "--leader-elect=false"
         yield "--use-service-account-credentials=true"
         yield "--horizontal-pod-autoscaler-sync-period=2s"
+        yield "--secure-port=0"  # another test's plane may run beside this one
         yield "--node-monitor-grace-period=1h"  # nobody sends a node's heartbeats
 
     def _write_files(self) -> None:
