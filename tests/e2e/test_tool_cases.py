@@ -155,9 +155,7 @@ def check(case: Case, said: Said) -> None:
 
 
 @pytest.mark.acceptance("cpu")
-def test_forced_calls_validate_and_streams_say_the_same(
-    tools_server: Server, sized: Callable[[int, int], int]
-) -> None:
+def test_forced_calls_validate_and_streams_say_the_same(tools_server: Server, sized: Callable[[int, int], int]) -> None:
     client = openai.OpenAI(base_url=f"{tools_server.url}/v1", api_key="none", max_retries=0, timeout=300)
     cases = [drawn_case(number) for number in range(sized(REDUCED, NUM_CASES))]
     with ThreadPoolExecutor(8) as pool:

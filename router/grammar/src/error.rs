@@ -74,8 +74,9 @@ impl CompileError {
 }
 
 /// Words of the library's errors, and what they are here.
-const TOO_COMPLEX: [&str; 6] = [
+const TOO_COMPLEX: [&str; 7] = [
     "too big",
+    "too many",
     "too large",
     "too complex",
     "limit",
@@ -113,7 +114,7 @@ impl CompileError {
         let has = |words: &[&str]| words.iter().any(|word| problem.contains(word));
         match () {
             () if has(&UNSUPPORTED) => Self::unsupported(format!("a part ({shown})"), ""),
-            () if has(&TOO_COMPLEX) => Self::TooComplex(shown),
+            () if is_too_complex(problem) => Self::TooComplex(shown),
             () => Self::Malformed(shown),
         }
     }
@@ -121,6 +122,11 @@ impl CompileError {
     pub(crate) fn too_complex(problem: &str) -> Self {
         Self::TooComplex(shown(problem))
     }
+}
+
+/// Whether the library's error is about a limit on its work.
+pub(crate) fn is_too_complex(problem: &str) -> bool {
+    TOO_COMPLEX.iter().any(|word| problem.contains(word))
 }
 
 /// On one line, and not long.

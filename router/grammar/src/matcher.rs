@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use llguidance::api::StopReason;
 
+use crate::error::is_too_complex;
 use crate::thought::{NextTokens, Step, Thought};
 use crate::vocabulary::{TokenId, Vocabulary};
 
@@ -272,6 +273,8 @@ impl AnswerMatcher {
             StopReason::LexerTooComplex | StopReason::ParserTooComplex => {
                 MatchError::TooComplex(first_line(problem))
             }
+            // A matcher that has failed remembers no other reason.
+            _ if is_too_complex(problem) => MatchError::TooComplex(first_line(problem)),
             _ => otherwise,
         }
     }

@@ -1,6 +1,10 @@
 //! A mask's tokens are those that a matcher accepts, at every place of every answer.
 
-use plait_grammar::{Allowed, Constraint, Grammar, MatchError, Matcher};
+use std::sync::Arc;
+
+use plait_grammar::{
+    Allowed, Cancel, Constraint, Grammar, Limits, MatchError, Matcher, Token, Vocabulary, compile,
+};
 use proptest::prelude::*;
 
 use crate::support::{END, grammar, has, json, mask, regex, takes};
@@ -109,4 +113,39 @@ fn tokens_of_the_same_bytes_are_allowed_together() {
     let twins: Vec<u32> = (0..270).filter(|token| has(&mask, *token)).collect();
     assert_eq!(twins, [u32::from(b'}'), 268]);
     assert!(takes(&grammar, "}"));
+}
+
+/// Tokens of six letters, each with as many others before it in the alphabet as any.
+fn words() -> Vec<Vec<u8>> {
+    let mut seed = 1_u64;
+    let mut letter = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        b'a' + ((seed >> 33) % 26) as u8
+    };
+    (0..20_000)
+        .map(|_| (0..6).map(|_| letter()).collect())
+        .collect()
+}
+
+#[test]
+fn an_expression_whose_masks_take_too_much_work_is_told_so() {
+    let words = words();
+    let tokens = words.iter().map(|word| Token::Text(word));
+    let vocabulary = Vocabulary::new(tokens.chain([Token::Special(b"<end>")]), &[20_000]).unwrap();
+    let constraint = regex("(.*[aeiou].{40}|.*[xyz].{35})END");
+    let (limits, cancel) = (Limits::default(), Cancel::default());
+    let grammar = compile(&Arc::new(vocabulary), &constraint, &limits, &cancel).unwrap();
+    let mut matcher = grammar.matcher();
+    let mut mask = vec![0; grammar.num_mask_words()];
+    let failed = (0..100).find_map(|token| {
+        let allowed = matcher.allowed(&mut mask);
+        allowed
+            .map(|_| ())
+            .and_then(|()| matcher.accept(token))
+            .err()
+    });
+    assert!(
+        matches!(failed, Some(MatchError::TooComplex(_))),
+        "{failed:?}"
+    );
 }
