@@ -142,6 +142,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "short",
             (rate("plait_rank_losses_total"), rate("plait_requests_replayed_total")),
         ),
+        Panel(
+            "API keys, and whether their file is refused",
+            "short",
+            (gauge("plait_api_keys", "instance"), gauge("plait_api_key_file_refused", "instance")),
+        ),
+        Panel("Changes of the API key file a second", "short", (rate("plait_api_key_file_changes_total"),)),
         Panel("KV events published a second", "short", (rate("plait_kv_event_messages_total"),)),
     ),
 }

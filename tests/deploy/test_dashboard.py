@@ -97,10 +97,17 @@ def test_promtool_agrees_with_each_alert() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+KEY = "dashboard-key"
+
+
 @pytest.fixture(scope="module")
 def busy_server(check_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("server") / "server.log"
-    one = start_server(log, check_models / "recall-gqa", "--max-seqs", "4", "--threads", "1")
+    folder = tmp_path_factory.mktemp("server")
+    keys = folder / "keys"
+    keys.touch(0o600)
+    keys.write_text(KEY + "\n")
+    flags = ["--max-seqs", "4", "--threads", "1", "--api-key-file", str(keys), "--metrics-without-key"]
+    one = start_server(folder / "server.log", check_models / "recall-gqa", *flags)
     assert one.url, one.errors
     yield one
     one.kill()
@@ -129,7 +136,8 @@ def ask(url: str, number: int) -> None:
     free = {"prompt": "0123 4567", "max_tokens": 8}
     constrained = free | {"structured_outputs": {"regex": f"[0-9]{{1,{number}}}"}}
     for body in (free | {"ignore_eos": True}, constrained):
-        httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status()
+        headers = {"Authorization": f"Bearer {KEY}"}
+        httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60).raise_for_status()
 
 
 def values(prometheus: str, query: str) -> list[float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from plait.settings import SchedulerSettings
 
 from plait_testing.scheduler_state import Ask, Phase, Request
@@ -27,9 +29,10 @@ def displaced_by(
 
     def share(requests: list[Request], more: Ask | None = None) -> int:
         """A lane's share of the limit that is exceeded."""
-        load = len(requests) if num_over > 0 else sum(it.num_queue_tokens for it in requests)
+        load = len(requests) if num_over > 0 else sum(it.num_queue_tokens + 1 for it in requests)
         if more is not None:
-            return (load + (more.num_choices if num_over > 0 else len(more.prompt))) * QUEUE_PARTS // more.weight
+            own = more.num_choices if num_over > 0 else len(more.prompt) + more.num_choices
+            return (load + own) * QUEUE_PARTS // more.weight
         return load * QUEUE_PARTS // lane_weights[requests[0].ask.tenant] if requests else 0
 
     lanes = {it.ask.tenant: [other for other in queued if other.ask.tenant == it.ask.tenant] for it in queued}
@@ -37,8 +40,10 @@ def displaced_by(
     if longest == ask.tenant:
         return refusal
     left, displaced = list(lanes[longest]), list[Request]()
-    while left and left[-1].phase is Phase.WAITING:
-        displaced.append(left.pop())
+    waiting = takewhile(lambda it: it.phase is Phase.WAITING, reversed(lanes[longest]))
+    for request in [it for it in waiting if it.is_unserved]:
+        left.remove(request)
+        displaced.append(request)
         if share(left) < share(lanes.get(ask.tenant, []), ask):
             return refusal
         if len(displaced) >= num_over and sum(it.num_queue_tokens for it in displaced) >= num_tokens_over:

@@ -14,7 +14,7 @@ from plait_testing.fair_share_model import FairShare
 from plait_testing.outlook_model import Forecast, Growth, Outlook, latest_end
 from plait_testing.page_model import Key, Pages
 from plait_testing.queue_limits_model import displaced_by
-from plait_testing.scheduler_state import Ask, InFlight, Phase, Plan, Request, Row, Settings
+from plait_testing.scheduler_state import Ask, InFlight, Phase, Plan, Request, Row, Settings, num_prompts
 
 MIN_CHUNK = 16
 """A chunk is not cut shorter than this for lack of tokens."""
@@ -188,7 +188,7 @@ class Scheduler:
         """Requests that have waited too long without running leave the queue, oldest first."""
         limit = self.settings.scheduler.max_queue_seconds
         for request in self.requests if limit is not None else []:
-            if request.phase is Phase.WAITING and limit is not None:
+            if request.is_unserved and limit is not None:
                 if self.now - request.since <= round(limit * 1e6):
                     return
                 self.rejected.append(request.id)
@@ -285,7 +285,7 @@ class Scheduler:
         """Rule 4: waiting requests in order. Those that wait for rows of this plan may be passed."""
         passed: list[Request] = []
         ranked: Iterator[Request] | None = None
-        while len(passed) < min(len(self.free_slots), MAX_PASSED) and not self.held():
+        while len(passed) < len(self.free_slots) and num_prompts(passed) < MAX_PASSED and not self.held():
             if not (self.num_tokens_left and self.num_rows_left):
                 return
             if self.settings.scheduler.policy == "cache-aware":
@@ -488,6 +488,8 @@ class Scheduler:
         if self.is_fair:
             request.admitted_at = min(request.admitted_at, self.fair_share.present[request.ask.tenant].time)
         self._charge(request, request.num_known - num_cached)
+        for choice in self.requests[request.first_choice :][: request.ask.num_choices]:
+            choice.is_kept = True
         request.slot = self.free_slots.pop()
         request.phase = Phase.PREFILLING
         request.pages = list(hits)

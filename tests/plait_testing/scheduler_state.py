@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import groupby
 from math import inf
 
 from plait.settings import PageSettings, SchedulerSettings
@@ -108,8 +109,15 @@ class Request:  # budget: the model keeps a request's whole state flat, to be re
     num_samples_in_flight: int = 0
     has_sampled: bool = False
     """A token was sampled in its slot."""
+    is_kept: bool = False
+    """A choice of its prompt has run: it stays in the queue until it runs too."""
     has_late_mask: bool = False
     """The mask has come that a row lacked."""
+
+    @property
+    def is_unserved(self) -> bool:
+        """Whether it may leave the queue for having waited, or for another."""
+        return self.phase is Phase.WAITING and not self.is_kept
 
     @property
     def known(self) -> tuple[int, ...]:
@@ -175,3 +183,8 @@ class InFlight:
     rows: list[Row]
     parked: list[Request] = field(default_factory=list)
     """Ended while this step, their last, still used their pages."""
+
+
+def num_prompts(requests: list[Request]) -> int:
+    """Prompts in a row: further choices of the one before do not count."""
+    return sum(1 for _ in groupby(requests, key=lambda it: it.first_choice))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
+from itertools import starmap
 
 import torch
 from torch import Tensor
@@ -49,7 +50,11 @@ def dense_experts(experts: Iterable[tuple[Tensor, Tensor]]) -> ExpertPanels:
 
     Each is copied before the next is asked for.
     """
-    return ExpertPanels((PanelMatrix(gate_up_JH, None), PanelMatrix(down_HI, None)) for gate_up_JH, down_HI in experts)
+    return ExpertPanels(starmap(_repack_expert, experts))
+
+
+def _repack_expert(gate_up_JH: Tensor, down_HI: Tensor) -> tuple[PanelMatrix, PanelMatrix]:
+    return PanelMatrix(gate_up_JH, None), PanelMatrix(down_HI, None)
 
 
 def can_pack_experts(gate_up_JH: Tensor, down_HI: Tensor) -> bool:

@@ -80,6 +80,8 @@ def mask_logits(logits_SV: Tensor, masks_MW: Tensor, mask_S: Tensor) -> Tensor:
     cpu.check_tensor(logits_SV, torch.float32)
     cpu.check_tensor(masks_MW, torch.int32, -(-vocab // WORD_BITS))
     cpu.check_tensor(mask_S, torch.int64, num_rows)
+    if num_rows and not 0 <= int(mask_S.min()) <= int(mask_S.max()) < len(masks_MW):
+        raise ValueError(f"masks are numbered 0 to {len(masks_MW) - 1}; the rows ask for {mask_S.tolist()}")
     kept = logits_SV, masks_MW, mask_S = logits_SV.contiguous(), masks_MW.contiguous(), mask_S.contiguous()
     masked_SV = torch.empty_like(logits_SV)
     logits, masks, rows = (tensor.data_ptr() for tensor in kept)

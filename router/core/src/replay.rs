@@ -43,7 +43,10 @@ impl Scheduler {
     pub fn lose_ranks(&mut self) -> Vec<RequestId> {
         let running = std::mem::replace(&mut self.running, RunningSet::new(&self.settings));
         self.cache.forget_all();
+        // Suspects that still wait for their turn alone stay on trial.
+        let trials = std::mem::take(&mut self.in_flight.trials);
         self.in_flight = InFlight::default();
+        self.in_flight.trials = trials;
         self.slot_changes = SlotChanges::default();
         self.pacing.times.forget_in_flight();
         self.outlook.forget_running();

@@ -235,6 +235,7 @@ fn named_arguments(root: &Map<String, Value>) -> Result<Option<Vec<Argument<'_>>
         .get("additionalProperties")
         .unwrap_or(&Value::Bool(true));
     let known = root.get("properties").and_then(Value::as_object);
+    check_copies(root, known.map_or(0, Map::len))?;
     let required: Vec<&str> = match root.get("required").and_then(Value::as_array) {
         None => Vec::new(),
         Some(names) => names.iter().filter_map(Value::as_str).collect(),
@@ -265,6 +266,22 @@ fn named_arguments(root: &Map<String, Value>) -> Result<Option<Vec<Argument<'_>>
         }
     }
     Ok(Some(arguments))
+}
+
+/// Each argument's schema gets the definitions with it.
+fn check_copies(root: &Map<String, Value>, num_arguments: usize) -> Result<(), String> {
+    const MAX_BYTES: usize = 4 << 20;
+    let definitions = ["$defs", "definitions"].map(|name| {
+        let found = root.get(name);
+        found.map_or(0, |it| it.to_string().len())
+    });
+    let num_bytes = definitions[0] + definitions[1];
+    match num_bytes.saturating_mul(num_arguments) > MAX_BYTES {
+        true => Err(format!(
+            "{num_bytes} bytes of definitions for {num_arguments} arguments"
+        )),
+        false => Ok(()),
+    }
 }
 
 fn python_pair(

@@ -83,8 +83,9 @@ pub(crate) fn value(
             ..Accepts::default()
         },
     };
-    let mut leaves = Vec::new();
-    gather(root, schema, MAX_DEPTH, &mut leaves)?;
+    let mut found = Leaves::default();
+    gather(root, schema, MAX_DEPTH, &mut found)?;
+    let leaves = found.leaves;
     if leaves.iter().any(Map::is_empty) {
         return Ok(up_to_end(Span::default(), tags));
     }
@@ -98,13 +99,26 @@ pub(crate) fn value(
     }
 }
 
+/// Schemas looked at for one argument. Choices within choices multiply.
+const MAX_LOOKED_AT: usize = 1024;
+
+#[derive(Default)]
+struct Leaves {
+    leaves: Vec<Map<String, Value>>,
+    num_looked_at: usize,
+}
+
 /// The schemas without choices and references of which one must hold.
 fn gather(
     root: &Map<String, Value>,
     schema: &Value,
     depth: usize,
-    leaves: &mut Vec<Map<String, Value>>,
+    found: &mut Leaves,
 ) -> Result<(), String> {
+    found.num_looked_at += 1;
+    if found.num_looked_at > MAX_LOOKED_AT {
+        return Err(format!("more than {MAX_LOOKED_AT} choices within choices"));
+    }
     let Some(depth) = depth.checked_sub(1) else {
         return Err("schemas too deep inside each other".to_owned());
     };
@@ -116,28 +130,28 @@ fn gather(
     schema.retain(|keyword, _| !ANNOTATIONS.contains(&keyword.as_str()));
     if let Some(reference) = schema.shift_remove("$ref") {
         let target = referenced(root, &reference)?;
-        return gather(root, &joined(&schema, target)?, depth, leaves);
+        return gather(root, &joined(&schema, target)?, depth, found);
     }
     if let Some(Value::Array(all)) = schema.shift_remove("allOf") {
         let whole = all.iter().try_fold(Value::Object(schema), |whole, part| {
             joined(whole.as_object().unwrap_or(&Map::new()), part)
         })?;
-        return gather(root, &whole, depth, leaves);
+        return gather(root, &whole, depth, found);
     }
     for keyword in ["anyOf", "oneOf"] {
         let Some(Value::Array(choices)) = schema.shift_remove(keyword) else {
             continue;
         };
-        let first = leaves.len();
+        let first = found.leaves.len();
         for choice in &choices {
-            gather(root, &joined(&schema, choice)?, depth, leaves)?;
+            gather(root, &joined(&schema, choice)?, depth, found)?;
         }
-        return match keyword == "oneOf" && overlap(&leaves[first..]) {
+        return match keyword == "oneOf" && overlap(&found.leaves[first..]) {
             true => Err("`oneOf`, whose options may hold together,".to_owned()),
             false => Ok(()),
         };
     }
-    leaves.push(schema);
+    found.leaves.push(schema);
     Ok(())
 }
 

@@ -111,6 +111,20 @@ fn a_request_that_takes_the_ranks_down_twice_ends_and_the_others_go_on() {
 }
 
 #[test]
+fn the_other_suspects_run_alone_behind_a_second_loss() {
+    let mut harness = poisoned();
+    harness.plan().unwrap();
+    harness.lose();
+    step(&mut harness);
+    harness.plan().unwrap();
+    assert_eq!(harness.lose(), [RequestId(1)]);
+    let next = harness.plan().unwrap();
+    let requests: Vec<u64> = chunks(&next).iter().map(|it| it.0).collect();
+    assert_eq!((requests, next.decode.len()), (vec![2], 0));
+    harness.run_to_the_end(2);
+}
+
+#[test]
 fn losses_apart_by_a_token_end_nobody() {
     let mut harness = poisoned();
     for _ in 0..5 {

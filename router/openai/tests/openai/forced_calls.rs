@@ -466,6 +466,18 @@ fn calls_that_cannot_be_held_are_refused_by_name() {
             "`anyOf`",
         ),
         (
+            "qwen3_coder",
+            json!({"tools": with(choices_within_choices())}),
+            "tools[0].function.parameters",
+            "choices within choices",
+        ),
+        (
+            "glm45",
+            json!({"tools": with(copied_definitions())}),
+            "tools[0].function.parameters",
+            "bytes of definitions for 2000 arguments",
+        ),
+        (
             "pythonic",
             json!({"tools": with(json!({"properties": {"a=b": {}}}))}),
             "tools[0].function.parameters",
@@ -489,4 +501,19 @@ fn calls_that_cannot_be_held_are_refused_by_name() {
         "{}",
         error.message
     );
+}
+
+/// Of which 100^3 schemas would be looked at.
+fn choices_within_choices() -> Value {
+    let hundred = |schema: Value| json!({"anyOf": vec![schema; 100]});
+    json!({
+        "properties": {"a": hundred(json!({"$ref": "#/$defs/b"}))},
+        "$defs": {"b": hundred(json!({"$ref": "#/$defs/c"})), "c": hundred(json!({"type": "string"}))},
+    })
+}
+
+fn copied_definitions() -> Value {
+    let properties = (0..2000).map(|number| (format!("a{number}"), json!({"$ref": "#/$defs/b"})));
+    let properties: serde_json::Map<String, Value> = properties.collect();
+    json!({"properties": properties, "$defs": {"b": {"type": "string", "enum": ["x".repeat(4000)]}}})
 }

@@ -40,7 +40,8 @@ class KeyFile:
         self._read = self._seen = _stamp(path)
         self._keys = ApiKeys.from_file(path, policy)
         self._num_loaded = self._num_refused = 0
-        self._is_refused = False
+        self._problem: str | None = None
+        """What is wrong with the file as it is now. It is read again at each poll: reading itself may have failed."""
 
     def admit(self, key: bytes) -> KeyTerms | None:
         """What `key` is granted now; None if it is not one of ours."""
@@ -50,7 +51,7 @@ class KeyFile:
         """Read the file if it has changed, and has not since the last poll: its writer is through."""
         stamp = _stamp(self._path)
         settled, self._seen = stamp == self._seen, stamp
-        if settled and stamp != self._read:
+        if settled and (stamp != self._read or self._problem is not None):
             self._read = stamp
             self._reload()
 
@@ -58,12 +59,13 @@ class KeyFile:
         try:
             self._keys = ApiKeys.from_file(self._path, self._policy)
         except SettingsError as error:
-            self._num_refused += 1
-            self._is_refused = True
-            _log(f"kept the {len(self._keys)} that were read before, for {error}")
+            if str(error) != self._problem:
+                self._num_refused += 1
+                _log(f"kept the {len(self._keys)} that were read before, for {error}")
+            self._problem = str(error)
             return
         self._num_loaded += 1
-        self._is_refused = False
+        self._problem = None
         _log(f"{len(self._keys)} from {self._path}, which has changed")
 
     async def watch(self) -> None:
@@ -80,7 +82,7 @@ class KeyFile:
             f"plait_api_keys {len(self._keys)}\n"
             "# HELP plait_api_key_file_refused 1 while the API key file cannot be used and the keys before it count.\n"
             "# TYPE plait_api_key_file_refused gauge\n"
-            f"plait_api_key_file_refused {int(self._is_refused)}\n"
+            f"plait_api_key_file_refused {int(self._problem is not None)}\n"
             "# HELP plait_api_key_file_changes Changed states of the API key file, by what became of them.\n"
             "# TYPE plait_api_key_file_changes counter\n"
             f'plait_api_key_file_changes_total{{result="loaded"}} {self._num_loaded}\n'

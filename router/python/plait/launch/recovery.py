@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -116,7 +116,7 @@ class Recovery:
         except OSError as error:
             self._engine.give_up(number, f"its ranks cannot be started again: {error}")
 
-    def _start(self, number: int, num_pages: int) -> list[Worker]:
+    def _start(self, number: int, num_pages: int) -> Iterator[Worker]:
         raw = _with_pages(self._config.read_bytes(), num_pages)
         config = self._config.with_name(f"worker-{number}.json")
         config.write_bytes(raw)

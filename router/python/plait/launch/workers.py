@@ -38,13 +38,14 @@ class Workers:
                     ends += [asyncio.create_task(worker.end_after_failure()) for worker in self.of_replica(number)]
             await asyncio.sleep(POLL_SECONDS)
 
-    def restart(self, number: int, endpoint: str, config: Path) -> list[Worker]:
-        """Start new ranks in place of a replica's, which have ended."""
+    def restart(self, number: int, endpoint: str, config: Path) -> Iterator[Worker]:
+        """Start new ranks in place of a replica's, which have ended; each is to be watched before the next starts."""
         # What its ranks met through: a store that the ended ones have filled.
         (config.parent / f"ranks-{number}").unlink(missing_ok=True)
         for rank in range(number * self._num_ranks, (number + 1) * self._num_ranks):
-            self._all[rank] = Worker(rank, endpoint, config)
-        return self.of_replica(number)
+            worker = Worker(rank, endpoint, config)
+            self._all[rank] = worker
+            yield worker
 
     def of_replica(self, number: int) -> list[Worker]:
         return self._all[number * self._num_ranks : (number + 1) * self._num_ranks]

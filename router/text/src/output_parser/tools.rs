@@ -4,6 +4,8 @@ use serde_json::{Map, Value};
 
 /// References that are followed one after the other.
 const MAX_REFERENCES: usize = 8;
+/// Schemas that are looked at for one argument. Choices within choices multiply.
+const MAX_LOOKED_AT: usize = 1024;
 
 /// Which calls are calls, and the types of their arguments.
 #[derive(Clone, Debug, Default)]
@@ -55,7 +57,7 @@ impl Tools {
         let root = self.parameters.get(tool).unwrap_or(&Value::Null);
         let mut accepts = Accepts::default();
         match root["properties"].get(argument) {
-            Some(schema) => accepts.add(root, schema, MAX_REFERENCES),
+            Some(schema) => accepts.add(root, schema, MAX_REFERENCES, &mut { MAX_LOOKED_AT }),
             None => accepts = Accepts::ANYTHING,
         }
         match accepts.is_only_text() {
@@ -91,14 +93,20 @@ impl Accepts {
         }
     }
 
-    fn add(&mut self, root: &Value, schema: &Value, num_references: usize) {
+    /// `num_left` schemas may still be looked at; behind them anything may come.
+    fn add(&mut self, root: &Value, schema: &Value, num_references: usize, num_left: &mut usize) {
+        let Some(left) = num_left.checked_sub(1) else {
+            *self = Self::ANYTHING;
+            return;
+        };
+        *num_left = left;
         let before = *self;
         if let Some(reference) = schema["$ref"].as_str() {
             let target = reference
                 .strip_prefix('#')
                 .and_then(|path| root.pointer(path));
             if let (Some(target), Some(left)) = (target, num_references.checked_sub(1)) {
-                self.add(root, target, left);
+                self.add(root, target, left, num_left);
             }
         }
         match &schema["type"] {
@@ -112,7 +120,7 @@ impl Accepts {
         for choice in ["anyOf", "oneOf", "allOf"] {
             let choices = schema[choice].as_array().into_iter().flatten();
             if let Some(left) = num_references.checked_sub(1) {
-                choices.for_each(|schema| self.add(root, schema, left));
+                choices.for_each(|schema| self.add(root, schema, left, num_left));
             }
         }
         if schema["type"].is_null() {

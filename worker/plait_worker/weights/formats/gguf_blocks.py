@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import starmap
 
 import torch
 from plait_kernels.linear import GgufMatrix, GgufWeight, Matrix
@@ -66,9 +67,11 @@ class GgufBlocks:
         self, stored: Iterator[tuple[tuple[GgufWeight, ...], tuple[GgufWeight, ...]]], dtype: torch.dtype
     ) -> Experts:
         """Rows of ``dtype`` are quantised to 8 bits."""
-        return ExpertPanels(
-            (GgufMatrix(gate_up, None, dtype, _BITS), GgufMatrix(down, None, dtype, _BITS)) for gate_up, down in stored
-        )
+
+        def packed(gate_up: Sequence[GgufWeight], down: Sequence[GgufWeight]) -> tuple[GgufMatrix, GgufMatrix]:
+            return GgufMatrix(gate_up, None, dtype, _BITS), GgufMatrix(down, None, dtype, _BITS)
+
+        return ExpertPanels(starmap(packed, stored))
 
 
 GGUF_BLOCKS = GgufBlocks()
