@@ -9,6 +9,7 @@ import signal
 import sys
 import sysconfig
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NUM_GPUS_NEEDED = {"gpu": 1, "multi_gpu": 2}
 E2E = ROOT / "tests" / "e2e"
 MODEL_FIXTURES = {"check_models", "demo_gguf"}
+RANK_INTERFACE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class SkipCounter:
@@ -187,3 +189,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"{num} tests skipped for other reasons (pytest -rs names them)")
     if num := config.stash[skips].files["no Triton"]:
         terminalreporter.write_line(f"{num} files of tests skipped for want of Triton, which interprets GPU kernels")
+
+
+@pytest.fixture(autouse=True)
+def own_rank_interface() -> Iterator[None]:
+    """A command that runs in this process names its ranks' interface in the environment of all later ones."""
+    before = {name: os.environ.get(name) for name in RANK_INTERFACE}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
