@@ -194,8 +194,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture(autouse=True)
 def own_rank_interface() -> Iterator[None]:
     """A command that runs in this process names its ranks' interface in the environment of all later ones."""
-    before = {name: os.environ.get(name) for name in RANK_INTERFACE}
+    absent = [name for name in RANK_INTERFACE if name not in os.environ]
     yield
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
+    for name in absent:
+        os.environ.pop(name, None)

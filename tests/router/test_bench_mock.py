@@ -199,8 +199,7 @@ def test_an_answer_that_never_ends_holds_its_stream_until_the_timeout() -> None:
     assert seen.metrics.failures == {"timed out": 2}
     assert seen.metrics.duration >= 2 * 3.0
     ended = sorted(seen.run.outcomes, key=lambda one: one.freed)
-    # The timer of one stream and the times of its outcome differ by the moments between their readings.
-    assert all(one.freed - one.due >= 0.99 * 3.0 for one in ended if one.failure is not None)
+    assert all(one.freed - one.taken >= 3.0 for one in ended if one.failure is not None)
     assert all(after.due == before.freed for before, after in pairwise(ended)), "a held stream is not idle"
 
 

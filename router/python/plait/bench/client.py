@@ -174,6 +174,10 @@ class Client:
             self._idle.append(connection)
 
     def _time_out(self, connection: Connection, exchange: Exchange) -> None:
+        left = exchange.taken + self._setup.timeout_seconds - monotonic()
+        if left > 0:  # the loop's timers count from the begin of its turn
+            exchange.timer = self._loop.call_later(max(LEAST_WAIT_SECONDS, left), self._time_out, connection, exchange)
+            return
         exchange.response.fail("timed out", f"no end within {self._setup.timeout_seconds:g} s")
         connection.abort()
 
