@@ -40,7 +40,7 @@ from plait_proto.messages import (
 )
 from plait_proto.undecodable import UNDECODABLE
 
-MAX_FRAMES = 10
+MAX_FRAMES = 12
 """Frames that a message may have."""
 MAX_HEADER_BYTES = 1 << 20
 """Bytes that frame 1 may have."""
@@ -92,11 +92,11 @@ _KINDS: dict[type[Message], Kind] = {
     StepMasks: Kind.STEP_MASKS,
     ForwardDone: Kind.FORWARD_DONE,
 }
-_NUM_OPTIONAL: dict[type[Fields], int] = {Hello: 2, Welcome: 1, Vote: 2, Decision: 1, Join: 1}
+_NUM_OPTIONAL: dict[type[Fields], int] = {Hello: 3, Welcome: 2, Vote: 2, Decision: 1, Join: 1}
 """Fields at the end that may be left out."""
 # At least, and at most.
 _NUM_FRAMES = {kind: (2, 2) for kind in Kind} | {
-    Kind.PLAN: (6, 10),
+    Kind.PLAN: (6, 12),
     Kind.STEP_RESULT: (6, 6),
     Kind.STEP_MASKS: (5, 5),
 }
@@ -209,6 +209,7 @@ def _encode_plan(plan: Plan) -> list[bytes]:
     fields = (*header, True) if plan.awaits_masks else header
     arrays = [plan.rows, plan.token_ids, plan.appended_pages, plan.freed_slots]
     arrays += [plan.other_pages, plan.trimmed_slots, plan.adjustments, plan.scored_ids]
+    arrays += [plan.restored_slots, plan.saved_slots]
     while len(arrays) > 4 and not len(arrays[-1]):
         arrays.pop()
     return [_ENCODER.encode(fields), *map(_array_bytes, arrays)]
@@ -226,14 +227,16 @@ def _decode_plan(frames: Sequence[Frame]) -> Plan:
         frame = len(frames) - 1
         raise Malformed(f"frame {frame} of PLAN is empty; an empty optional frame comes only before a later one")
     arrays = [_words(frame) for frame in frames[2:]]
-    rows, token_ids, appended_pages, freed_slots, *optional = arrays + [_NO_WORDS] * (8 - len(arrays))
-    other_pages, trimmed_slots, adjustments, scored_ids = optional
+    rows, token_ids, appended_pages, freed_slots, *optional = arrays + [_NO_WORDS] * (10 - len(arrays))
+    other_pages, trimmed_slots, adjustments, scored_ids, restored_slots, saved_slots = optional
     _check_rows(header, rows)
     _check_words(Kind.PLAN, 3, token_ids, _num_token_ids(rows[: 4 * header.num_prefill]))
     _check_records(Kind.PLAN, 4, appended_pages, 2)
     _check_records(Kind.PLAN, 6, other_pages, 3)
     _check_records(Kind.PLAN, 7, trimmed_slots, 3)
     _check_records(Kind.PLAN, 9, scored_ids, 2)
+    _check_records(Kind.PLAN, 10, restored_slots, 2)
+    _check_records(Kind.PLAN, 11, saved_slots, 3)
     if 0 in (kinds := other_pages[::3].tolist()):
         slot = other_pages[3 * kinds.index(0) + 1]
         raise Malformed(f"frame 6 of PLAN has a page of kind 0 for slot {slot}; those are in frame 4")
@@ -254,6 +257,8 @@ def _decode_plan(frames: Sequence[Frame]) -> Plan:
         trimmed_slots=trimmed_slots,
         adjustments=adjustments,
         scored_ids=scored_ids,
+        restored_slots=restored_slots,
+        saved_slots=saved_slots,
         awaits_masks=header.awaits_masks,
     )
 

@@ -89,6 +89,17 @@ class CapturedSize(Fields, frozen=True):
     """Cached tokens of all prefill rows, if their attention is planned before each replay."""
 
 
+class SlotState(Fields, frozen=True):
+    """What a rank keeps for each slot beside its pages."""
+
+    slot_bytes: U64
+    """One slot over all layers of the rank."""
+    snapshot_bytes: U64
+    """One snapshot: what of a slot's state is in use at a page boundary."""
+    num_snapshots: U32
+    """Snapshots that the device has room for, or as many as the settings asked for."""
+
+
 class Hello(Fields, frozen=True):
     """A worker has loaded its weights and is ready to serve."""
 
@@ -110,9 +121,12 @@ class Hello(Fields, frozen=True):
     """One page over all layers of this rank."""
     weight_bytes: U64
     other_kinds: tuple[PageKind, ...] = ()
-    """Page kinds after the first, which the fields above describe; left out while it and ``graphs`` are empty."""
+    """Page kinds after the first, which the fields above describe; left out while it and the fields after it
+    are empty."""
     graphs: tuple[CapturedSize, ...] = ()
-    """Sizes of the CUDA graphs that the worker captures; left out while it is empty."""
+    """Sizes of the CUDA graphs that the worker captures; left out while it is empty, and there is no ``slot_state``."""
+    slot_state: SlotState | None = None
+    """What the model keeps for each slot beside its pages; left out if it keeps nothing."""
 
 
 class Welcome(Fields, frozen=True):
@@ -128,7 +142,10 @@ class Welcome(Fields, frozen=True):
     credit: U32
     """Plans that may be in flight."""
     other_kinds: tuple[PageKind, ...] = ()
-    """Page kinds after the first, with the least pages that any rank has room for; left out while it is empty."""
+    """Page kinds after the first, with the least pages that any rank has room for; left out while it is empty
+    and there are no snapshots."""
+    num_snapshots: U32 = 0
+    """Snapshots of slot state: the least that any rank has room for; left out while it is 0."""
 
 
 class PromptCounts(Fields, frozen=True):
@@ -297,8 +314,8 @@ class PlanHeader(Fields, frozen=True):
     """Left out while it is false."""
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """One step. A worker applies it in the order freed, new, trimmed, appended, rows."""
+class Plan(msgspec.Struct, frozen=True):  # budget: one field a frame
+    """One step. A worker applies it in the order freed, new, trimmed, appended, restored, rows, saved."""
 
     step: int
     """0 is the warm-up."""
@@ -323,6 +340,12 @@ class Plan(msgspec.Struct, frozen=True):
     scored_ids: Words = b""
     """``slot, id``: a token whose log-probability a new slot's records have besides those of the best ones, in this
     order. Left out while it is empty."""
+    restored_slots: Words = b""
+    """``slot, snapshot``: a new slot's state comes from a snapshot, before the step's rows. Left out while it is
+    empty."""
+    saved_slots: Words = b""
+    """``slot, position, snapshot``: the slot's state after its first ``position`` tokens becomes a snapshot. A row of
+    this plan passes the position, which is a page boundary, or ends there. Left out while it is empty."""
     awaits_masks: bool = False
     """Rows sample under masks: the step is sampled when its last ``StepMasks`` is there."""
 

@@ -16,7 +16,7 @@ use crate::step_masks::{decode_masks, encode_masks};
 pub type Frames = Vec<Vec<u8>>;
 
 /// Frames that a message may have.
-pub const MAX_FRAMES: usize = 10;
+pub const MAX_FRAMES: usize = 12;
 /// Bytes that frame 1 may have.
 pub const MAX_HEADER_BYTES: usize = 1 << 20;
 /// Bytes that each later frame may have.

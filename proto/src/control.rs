@@ -6,6 +6,7 @@ use serde_bytes::Bytes;
 
 use crate::capped_text::{self, MAX_TEXT_BYTES, cut};
 use crate::fingerprint::Fingerprint;
+use crate::slot_state::SlotState;
 
 /// The protocol that this crate speaks.
 pub const PROTOCOL: u32 = 1;
@@ -39,19 +40,28 @@ pub struct Hello {
     pub page_bytes: u64,
     /// Weights of this rank.
     pub weight_bytes: u64,
-    /// Page kinds after the first, which the fields above describe; left out while it and `graphs` are empty.
+    /// Page kinds after the first, which the fields above describe; left out while it and the fields after it are empty.
     #[serde(default)]
     pub other_kinds: Vec<PageKind>,
-    /// Sizes of the CUDA graphs that the worker captures; left out while it is empty.
+    /// Sizes of the CUDA graphs that the worker captures; left out while it is empty, and there is no `slot_state`.
     #[serde(default)]
     pub graphs: Vec<CapturedSize>,
+    /// What the model keeps for each slot beside its pages; left out if it keeps nothing.
+    #[serde(default)]
+    pub slot_state: Option<SlotState>,
 }
 
 impl Serialize for Hello {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let has_graphs = !self.graphs.is_empty();
+        let has_slot_state = self.slot_state.is_some();
+        let has_graphs = has_slot_state || !self.graphs.is_empty();
         let has_kinds = has_graphs || !self.other_kinds.is_empty();
-        let num_fields = 11 + usize::from(has_kinds) + usize::from(has_graphs);
+        let num_optional = [has_kinds, has_graphs, has_slot_state];
+        let num_fields = 11
+            + num_optional
+                .into_iter()
+                .filter(|is_there| *is_there)
+                .count();
         let mut fields = serializer.serialize_struct("Hello", num_fields)?;
         fields.serialize_field("protocol", &self.protocol)?;
         fields.serialize_field("schema", Bytes::new(&self.schema))?;
@@ -69,6 +79,9 @@ impl Serialize for Hello {
         }
         if has_graphs {
             fields.serialize_field("graphs", &self.graphs)?;
+        }
+        if has_slot_state {
+            fields.serialize_field("slot_state", &self.slot_state)?;
         }
         fields.end()
     }
@@ -99,7 +112,7 @@ pub struct PageKind {
 }
 
 /// All ranks said Hello: what the worker must allocate.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Welcome {
     /// Rows of the slot tables.
     pub num_slots: u32,
@@ -115,9 +128,35 @@ pub struct Welcome {
     pub num_replicas: u32,
     /// Plans that may be in flight.
     pub credit: u32,
-    /// Page kinds after the first, with the least pages of all ranks; left out while it is empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Page kinds after the first, with the least pages of all ranks; left out while it is empty and there are no snapshots.
+    #[serde(default)]
     pub other_kinds: Vec<PageKind>,
+    /// Snapshots of slot state: the least that any rank has room for; left out while it is 0.
+    #[serde(default)]
+    pub num_snapshots: u32,
+}
+
+impl Serialize for Welcome {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let has_snapshots = self.num_snapshots > 0;
+        let has_kinds = has_snapshots || !self.other_kinds.is_empty();
+        let num_fields = 7 + usize::from(has_kinds) + usize::from(has_snapshots);
+        let mut fields = serializer.serialize_struct("Welcome", num_fields)?;
+        fields.serialize_field("num_slots", &self.num_slots)?;
+        fields.serialize_field("num_pages", &self.num_pages)?;
+        fields.serialize_field("max_batch_tokens", &self.max_batch_tokens)?;
+        fields.serialize_field("max_rows", &self.max_rows)?;
+        fields.serialize_field("replica", &self.replica)?;
+        fields.serialize_field("num_replicas", &self.num_replicas)?;
+        fields.serialize_field("credit", &self.credit)?;
+        if has_kinds {
+            fields.serialize_field("other_kinds", &self.other_kinds)?;
+        }
+        if has_snapshots {
+            fields.serialize_field("num_snapshots", &self.num_snapshots)?;
+        }
+        fields.end()
+    }
 }
 
 /// What a replica would do in a step of its group.

@@ -61,7 +61,7 @@ impl Kind {
     /// How many frames a message of this kind may have, the first two included.
     pub fn num_frames(self) -> RangeInclusive<usize> {
         match self {
-            Self::Plan => 6..=10,
+            Self::Plan => 6..=12,
             Self::StepResult => 6..=6,
             Self::StepMasks => 5..=5,
             _ => 2..=2,

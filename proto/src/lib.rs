@@ -22,6 +22,7 @@ mod plan;
 mod result;
 #[cfg(test)]
 mod schema;
+mod slot_state;
 mod step_masks;
 mod word_arrays;
 
@@ -45,4 +46,5 @@ pub use plan::{
     AppendedPage, DecodeRow, OtherPage, Plan, PlanEncoder, PrefillRow, ScoredId, TrimmedSlot,
 };
 pub use result::{LogprobRecord, LogprobRecords, StepResult};
+pub use slot_state::{RestoredSlot, SavedSlot, SlotState};
 pub use step_masks::{MaskedRow, NewMask, StepMasks};

@@ -9,12 +9,13 @@ use crate::kind::Kind;
 use crate::malformed::Malformed;
 use crate::msgpack::{pack, unpack};
 use crate::new_slot::NewSlot;
+use crate::slot_state::{RestoredSlot, SavedSlot};
 use crate::word_arrays;
 
 const IS_LAST_CHUNK: u32 = 1;
 const LOOKAHEAD: u32 = 2;
 
-/// One step. A worker applies it in the order freed, new, trimmed, appended, rows.
+/// One step. A worker applies it in the order freed, new, trimmed, appended, restored, rows, saved.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// Which step; 0 is the warm-up.
@@ -44,6 +45,12 @@ pub struct Plan {
     /// Tokens of which new slots want the log-probabilities besides those of the best ones, in their records' order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scored_ids: Vec<ScoredId>,
+    /// New slots whose state comes from snapshots, before the step's rows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub restored_slots: Vec<RestoredSlot>,
+    /// Slots whose state becomes a snapshot. Those of one slot are in the order of their positions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub saved_slots: Vec<SavedSlot>,
     /// Slots that become free.
     pub freed_slots: Vec<u32>,
     /// Rows sample under masks: the ranks sample the step when its last [`crate::StepMasks`] is there.
@@ -198,12 +205,12 @@ fn num_rows<Row>(rows: &[Row]) -> u32 {
 /// Encodes plans into buffers that it keeps: after the first few, a plan costs no allocation.
 #[derive(Debug, Default)]
 pub struct PlanEncoder {
-    frames: [Vec<u8>; 10],
+    frames: [Vec<u8>; 12],
     adjustments: Vec<u32>,
 }
 
 impl PlanEncoder {
-    /// The frames of `plan`, the same for every rank. The last four are left out while they are empty.
+    /// The frames of `plan`, the same for every rank. The last six are left out while they are empty.
     pub fn encode(&mut self, plan: &Plan) -> &[Vec<u8>] {
         let [
             kind,
@@ -216,6 +223,8 @@ impl PlanEncoder {
             trimmed_slots,
             adjustments,
             scored_ids,
+            restored_slots,
+            saved_slots,
         ] = &mut self.frames;
         kind.clear();
         kind.push(Kind::Plan as u8);
@@ -240,6 +249,12 @@ impl PlanEncoder {
         word_arrays::fill_records(scored_ids, &plan.scored_ids, |scored| {
             [scored.slot, scored.id]
         });
+        word_arrays::fill_records(restored_slots, &plan.restored_slots, |restored| {
+            [restored.slot, restored.snapshot]
+        });
+        word_arrays::fill_records(saved_slots, &plan.saved_slots, |saved| {
+            [saved.slot, saved.position, saved.snapshot]
+        });
         &self.frames[..num_frames(plan)]
     }
 
@@ -257,6 +272,8 @@ fn num_frames(plan: &Plan) -> usize {
         !plan.trimmed_slots.is_empty(),
         !plan.adjustments.is_empty(),
         !plan.scored_ids.is_empty(),
+        !plan.restored_slots.is_empty(),
+        !plan.saved_slots.is_empty(),
     ];
     let last = are_there.iter().rposition(|is_there| *is_there);
     6 + last.map_or(0, |last| last + 1)
@@ -270,7 +287,7 @@ fn fill_rows(frame: &mut Vec<u8>, plan: &Plan) {
     }
 }
 
-/// The plan in frame 1 and the arrays after it, which are whole words: four, and up to four optional ones.
+/// The plan in frame 1 and the arrays after it, which are whole words: four, and up to six optional ones.
 pub fn decode_plan(header: &[u8], arrays: &[&[u8]]) -> Result<Plan, Malformed> {
     check_last_frame(arrays)?;
     let array =
@@ -302,6 +319,15 @@ pub fn decode_plan(header: &[u8], arrays: &[&[u8]]) -> Result<Plan, Malformed> {
         })?,
         adjustments: adjustment::read(&array(8))?,
         scored_ids: read_records(9, &array(9), |[slot, id]| ScoredId { slot, id })?,
+        restored_slots: read_records(10, &array(10), |[slot, snapshot]| RestoredSlot {
+            slot,
+            snapshot,
+        })?,
+        saved_slots: read_records(11, &array(11), |[slot, position, snapshot]| SavedSlot {
+            slot,
+            position,
+            snapshot,
+        })?,
         awaits_masks: header.awaits_masks,
     };
     check_token_ids(&plan)?;

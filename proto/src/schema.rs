@@ -61,8 +61,8 @@ fn the_schema_lists_every_kind_with_its_byte_and_frames() {
 #[test]
 fn the_schema_lists_the_fields_of_plain_messages() {
     for name in [
-        "hello_graphs",
-        "welcome_two_page_kinds",
+        "hello_slot_state",
+        "welcome_snapshots",
         "vote_graphs",
         "verdict_prompts",
         "drain",
@@ -104,6 +104,10 @@ fn the_schema_lists_the_fields_of_headers_and_new_slots() {
     };
     assert_eq!(listed("PageKind"), names(&hello.other_kinds[0]));
     assert_eq!(listed("CapturedSize"), names(&hello.graphs[0]));
+    let Message::Hello(hello) = golden("hello_slot_state") else {
+        panic!("a hello")
+    };
+    assert_eq!(listed("SlotState"), names(&hello.slot_state.unwrap()));
     let Message::Join(join) = golden("join_facts") else {
         panic!("a join")
     };

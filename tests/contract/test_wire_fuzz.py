@@ -178,6 +178,8 @@ def plans(draw: st.DrawFn) -> Plan:
         trimmed_slots=draw(triples(U32)),
         adjustments=b"".join(draw(st.lists(adjustments(), max_size=3))),
         scored_ids=words([word for pair in draw(st.lists(st.tuples(U32, U32), max_size=3)) for word in pair]),
+        restored_slots=words([word for pair in draw(st.lists(st.tuples(U32, U32), max_size=3)) for word in pair]),
+        saved_slots=draw(triples(U32)),
         awaits_masks=draw(st.booleans()),
     )
 

@@ -27,8 +27,25 @@ from plait_testing.wire_golden import GOLDEN, NAMES, golden_frames
 # The golden files keep the names that their messages had when they were written.
 GOLDEN_KINDS = {"Decision": "Verdict", "Heartbeat": "Beat"}
 GOLDEN_FIELDS = {"decision": "verdict"}
-OPTIONAL = {"other_kinds": (), "graphs": (), "prompts": None, "tokens": b"", "facts": (), "awaits_masks": False}
-PLAN_LISTS = {"appended_pages", "other_pages", "trimmed_slots", "adjustments", "scored_ids"}
+OPTIONAL = {
+    "other_kinds": (),
+    "graphs": (),
+    "slot_state": None,
+    "num_snapshots": 0,
+    "prompts": None,
+    "tokens": b"",
+    "facts": (),
+    "awaits_masks": False,
+}
+PLAN_LISTS = {
+    "appended_pages",
+    "other_pages",
+    "trimmed_slots",
+    "adjustments",
+    "scored_ids",
+    "restored_slots",
+    "saved_slots",
+}
 PLAN_ROWS = {"num_prefill", "num_decode", "rows", *PLAN_LISTS}
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
@@ -36,6 +53,11 @@ Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | Non
 
 def description(name: str) -> Json:
     read: Json = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))
+    if isinstance(read, dict):
+        for name in ("other_kinds", "graphs"):
+            # Empty ones before an optional field that is there.
+            if read.get(name) == []:
+                del read[name]
     return read
 
 
@@ -92,6 +114,8 @@ def plan_rows(plan: Plan) -> dict[str, Json]:
             "trimmed_slots": records(plan.trimmed_slots, "kind", "slot", "num_pages"),
             "adjustments": [adjustment(it) for it in read_adjustments(memoryview(plan.adjustments))],
             "scored_ids": records(plan.scored_ids, "slot", "id"),
+            "restored_slots": records(plan.restored_slots, "slot", "snapshot"),
+            "saved_slots": records(plan.saved_slots, "slot", "position", "snapshot"),
         }.items()
         if listed
     }

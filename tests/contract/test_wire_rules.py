@@ -84,9 +84,9 @@ def test_the_unbroken_messages_pass() -> None:
 
 
 def test_the_number_of_frames_is_that_of_the_kind() -> None:
-    assert refusal(PLAN, lambda frames: frames.clear()) == "0 frames; a message has 2 to 10"
-    assert refusal(PLAN, lambda frames: frames.extend([b""] * 5)) == "11 frames; a message has 2 to 10"
-    assert refusal(PLAN, lambda frames: frames.remove(frames[-1])) == "PLAN came in 5 frames; it has 6 to 10"
+    assert refusal(PLAN, lambda frames: frames.clear()) == "0 frames; a message has 2 to 12"
+    assert refusal(PLAN, lambda frames: frames.extend([b""] * 7)) == "13 frames; a message has 2 to 12"
+    assert refusal(PLAN, lambda frames: frames.remove(frames[-1])) == "PLAN came in 5 frames; it has 6 to 12"
     assert refusal(RESULT, lambda frames: frames.append(b"")) == "STEP_RESULT came in 7 frames; it has 6"
     assert refusal(HELLO, lambda frames: frames.append(b"")) == "HELLO came in 3 frames; it has 2"
 
@@ -147,6 +147,7 @@ TWO_KINDS = msgspec.structs.replace(
         ({"other_pages": b""}, 8),
         ({"other_pages": b"", "trimmed_slots": b""}, 6),
         ({"other_pages": b"", "trimmed_slots": b"", "scored_ids": bytes(8)}, 10),
+        ({"other_pages": b"", "trimmed_slots": b"", "saved_slots": bytes(12)}, 12),
     ],
 )
 def test_optional_frames_are_left_out_while_they_are_empty(changes: dict[str, bytes], num_frames: int) -> None:
@@ -166,6 +167,11 @@ def test_optional_frames_hold_whole_records_of_their_kinds() -> None:
     for frame in (6, 7):
         assert refusal(TWO_KINDS, replaced(frame, words(1, 1))) == (
             f"frame {frame} of PLAN has 2 words; each record has 3"
+        )
+    with_slot_state = msgspec.structs.replace(PLAN, restored_slots=words(0, 1), saved_slots=words(0, 64, 2))
+    for frame, record in ((10, 2), (11, 3)):
+        assert refusal(with_slot_state, replaced(frame, words(1))) == (
+            f"frame {frame} of PLAN has 1 words; each record has {record}"
         )
     refused = refusal(TWO_KINDS, replaced(6, words(1, 1, 4, 0, 2, 9)))
     assert refused == "frame 6 of PLAN has a page of kind 0 for slot 2; those are in frame 4"

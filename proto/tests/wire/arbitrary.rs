@@ -3,8 +3,9 @@
 use plait_proto::{
     Adjustment, AppendedPage, Bye, CapturedSize, Decision, DecodeRow, Drain, ExitCode, Fact, Fail,
     ForwardDone, Heartbeat, Hello, Join, MaskedRow, Message, Mode, NewMask, NewSlot, OtherPage,
-    PageKind, Plan, PrefillRow, PromptCounts, SamplingParams, ScoredId, StepMasks, StepResult,
-    StoreOperation, StoreReply, StoreRequest, TokenBias, TrimmedSlot, Vote, Welcome,
+    PageKind, Plan, PrefillRow, PromptCounts, RestoredSlot, SamplingParams, SavedSlot, ScoredId,
+    SlotState, StepMasks, StepResult, StoreOperation, StoreReply, StoreRequest, TokenBias,
+    TrimmedSlot, Vote, Welcome,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -41,9 +42,13 @@ fn hello() -> impl Strategy<Value = Hello> {
         any::<u64>(),
         any::<u64>(),
     );
-    let arrays = (vec(page_kind(), 0..3), vec(captured_size(), 0..3));
-    (fingerprints, place, device, arrays).prop_map(|(fingerprints, place, device, arrays)| {
-        let (other_kinds, graphs) = arrays;
+    let optional = (
+        vec(page_kind(), 0..3),
+        vec(captured_size(), 0..3),
+        option::of(slot_state()),
+    );
+    (fingerprints, place, device, optional).prop_map(|(fingerprints, place, device, optional)| {
+        let (other_kinds, graphs, slot_state) = optional;
         let (protocol, schema, config) = fingerprints;
         let (rank, world, pid) = place;
         let (device, dtype, num_pages, page_bytes, weight_bytes) = device;
@@ -61,6 +66,17 @@ fn hello() -> impl Strategy<Value = Hello> {
             weight_bytes,
             other_kinds,
             graphs,
+            slot_state,
+        }
+    })
+}
+
+fn slot_state() -> impl Strategy<Value = SlotState> {
+    (any::<[u64; 2]>(), any::<u32>()).prop_map(|([slot_bytes, snapshot_bytes], num_snapshots)| {
+        SlotState {
+            slot_bytes,
+            snapshot_bytes,
+            num_snapshots,
         }
     })
 }
@@ -77,7 +93,7 @@ fn captured_size() -> impl Strategy<Value = CapturedSize> {
 }
 
 fn welcome() -> impl Strategy<Value = Welcome> {
-    (any::<[u32; 7]>(), vec(page_kind(), 0..3)).prop_map(
+    (any::<[u32; 7]>(), vec(page_kind(), 0..3), 0..3u32).prop_map(
         |(
             [
                 num_slots,
@@ -89,6 +105,7 @@ fn welcome() -> impl Strategy<Value = Welcome> {
                 credit,
             ],
             other_kinds,
+            num_snapshots,
         )| Welcome {
             num_slots,
             num_pages,
@@ -98,6 +115,7 @@ fn welcome() -> impl Strategy<Value = Welcome> {
             num_replicas,
             credit,
             other_kinds,
+            num_snapshots,
         },
     )
 }
@@ -245,6 +263,8 @@ pub fn plan() -> impl Strategy<Value = Plan> {
         vec(trimmed_slot(), 0..4),
         vec(adjustment(), 0..3),
         vec(scored_id(), 0..3),
+        vec(restored_slot(), 0..3),
+        vec(saved_slot(), 0..3),
     );
     (header, rows, changes).prop_flat_map(|(header, rows, changes)| {
         let num_token_ids: u64 = rows.0.iter().map(PrefillRow::num_token_ids).sum();
@@ -262,8 +282,22 @@ pub fn plan() -> impl Strategy<Value = Plan> {
             trimmed_slots: changes.3.clone(),
             adjustments: changes.4.clone(),
             scored_ids: changes.5.clone(),
+            restored_slots: changes.6.clone(),
+            saved_slots: changes.7.clone(),
             awaits_masks: header.3,
         })
+    })
+}
+
+fn restored_slot() -> impl Strategy<Value = RestoredSlot> {
+    any::<[u32; 2]>().prop_map(|[slot, snapshot]| RestoredSlot { slot, snapshot })
+}
+
+fn saved_slot() -> impl Strategy<Value = SavedSlot> {
+    any::<[u32; 3]>().prop_map(|[slot, position, snapshot]| SavedSlot {
+        slot,
+        position,
+        snapshot,
     })
 }
 

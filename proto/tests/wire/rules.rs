@@ -3,8 +3,8 @@
 use plait_proto::{
     Adjustment, DecodeRow, Fail, Frames, Kind, LogprobRecords, MAX_FRAME_BYTES, MAX_HEADER_BYTES,
     MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, Malformed, MaskedRow, Message, NewMask, NewSlot, OtherPage,
-    Plan, PrefillRow, SamplingParams, ScoredId, StepMasks, StepResult, TokenBias, TrimmedSlot,
-    decode, encode,
+    Plan, PrefillRow, RestoredSlot, SamplingParams, SavedSlot, ScoredId, StepMasks, StepResult,
+    TokenBias, TrimmedSlot, decode, encode,
 };
 
 fn plan() -> Plan {
@@ -49,10 +49,10 @@ fn the_number_of_frames_is_that_of_the_kind() {
         Err(Malformed::TooFewFrames { given: 0 })
     );
     assert_eq!(
-        decode(&[[3]; 11]),
+        decode(&[[3]; 13]),
         Err(Malformed::TooManyFrames {
-            given: 11,
-            limit: 10
+            given: 13,
+            limit: 12
         })
     );
     let short = refusal(plan(), |frames| frames.truncate(5));
@@ -63,7 +63,7 @@ fn the_number_of_frames_is_that_of_the_kind() {
             given: 5
         }
     );
-    assert_eq!(short.to_string(), "Plan came in 5 frames; it has 6 to 10");
+    assert_eq!(short.to_string(), "Plan came in 5 frames; it has 6 to 12");
     let long = refusal(result(), |frames| frames.push(Vec::new()));
     assert_eq!(
         long,
@@ -182,6 +182,12 @@ fn plan_of_two_kinds() -> Plan {
     }
 }
 
+const SAVED_SLOT: SavedSlot = SavedSlot {
+    slot: 0,
+    position: 64,
+    snapshot: 2,
+};
+
 #[test]
 fn optional_frames_are_left_out_while_they_are_empty() {
     let whole = plan_of_two_kinds();
@@ -197,8 +203,13 @@ fn optional_frames_are_left_out_while_they_are_empty() {
         scored_ids: vec![ScoredId { slot: 0, id: 7 }],
         ..plan()
     };
+    let with_saved_slots = Plan {
+        saved_slots: vec![SAVED_SLOT],
+        ..plan()
+    };
     for (plan, num_frames) in [
         (plan(), 6),
+        (with_saved_slots, 12),
         (with_scored_ids, 10),
         (without_trims, 7),
         (without_other_pages, 8),
@@ -223,6 +234,27 @@ fn optional_frames_hold_whole_records_of_their_kinds() {
     for frame in [6, 7] {
         let broken = refusal(plan_of_two_kinds(), |frames| frames[frame].truncate(8));
         let (kind, given, record) = (Kind::Plan, 2, 3);
+        assert_eq!(
+            broken,
+            Malformed::CutRecord {
+                kind,
+                frame,
+                given,
+                record
+            }
+        );
+    }
+    let with_slot_state = Plan {
+        restored_slots: vec![RestoredSlot {
+            slot: 0,
+            snapshot: 1,
+        }],
+        saved_slots: vec![SAVED_SLOT],
+        ..plan()
+    };
+    for (frame, record) in [(10, 2), (11, 3)] {
+        let broken = refusal(with_slot_state.clone(), |frames| frames[frame].truncate(4));
+        let (kind, given) = (Kind::Plan, 1);
         assert_eq!(
             broken,
             Malformed::CutRecord {

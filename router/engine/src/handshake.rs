@@ -270,6 +270,7 @@ mod tests {
             weight_bytes: 1,
             other_kinds: Vec::new(),
             graphs: Vec::new(),
+            slot_state: None,
         }
     }
 

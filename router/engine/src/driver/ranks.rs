@@ -154,6 +154,7 @@ impl EventLoop {
             num_replicas: group.map_or(settings_of_engine.num_replicas, |group| group.num_replicas),
             credit: u32::try_from(serving.credit()).expect("the credit is 1 or 2"),
             other_kinds,
+            num_snapshots: 0,
         };
         let step_0 = warm_up(settings.pages.page_size, &welcome.other_kinds);
         self.stage = Stage::WarmingUp {

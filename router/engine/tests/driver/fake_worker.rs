@@ -233,6 +233,7 @@ impl Rank {
             weight_bytes: 4096,
             other_kinds: self.behavior.other_kinds.clone(),
             graphs: self.behavior.graphs.iter().map(captured).collect(),
+            slot_state: None,
         }
     }
 
