@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
 from plait_testing.control_plane import TOKEN, ControlPlane
+
+
+class PodApi(Protocol):
+    """What a kubelet asks: lists and secrets by their paths, a pod's status, and its end."""
+
+    def get(self, path: str) -> Any: ...
+
+    def patch_status(self, path: str, status: dict[str, object]) -> None: ...
+
+    def delete_now(self, path: str) -> None: ...
 
 
 class Api:

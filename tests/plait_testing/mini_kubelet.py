@@ -1,4 +1,4 @@
-"""Plays kubelet to a real API server: each pod is its command line in a network namespace of its own.
+"""Plays kubelet to an API server: each pod is its command line in a network namespace of its own.
 
 It runs init containers and the container's `args`, polls the probes, runs the sleep of preStop, ends a pod by SIGTERM
 within its grace, starts it again where it ends by itself, and says all that in the pod's status. Volumes are folders;
@@ -17,7 +17,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +25,7 @@ from typing import Any
 
 import httpx
 
-from plait_testing.control_plane import ControlPlane
-from plait_testing.kube_api import Api
+from plait_testing.kube_api import PodApi
 from plait_testing.node_network import NodeNetwork
 
 _CLONE_NEWNET = 0x4000_0000
@@ -85,8 +84,17 @@ class Pod:
 class MiniKubelet:
     """For all pods of a namespace that are bound to nodes; namespace 0 of the network is the clients'."""
 
-    def __init__(self, plane: ControlPlane, network: NodeNetwork, namespace: str, folder: Path, models: Path) -> None:
-        self._api = Api(plane)
+    def __init__(
+        self,
+        api: PodApi,
+        network: NodeNetwork,
+        namespace: str,
+        folder: Path,
+        models: Path,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`sleep` is what preStop does."""
+        self._api, self._sleep = api, sleep
         self._network, self._namespace, self._folder, self._models = network, namespace, folder, models
         self.pods: dict[str, Pod] = {}
         self.ended: list[Pod] = []
@@ -237,7 +245,7 @@ class MiniKubelet:
         hook = pod.container.get("lifecycle", {}).get("preStop", {})
         announce = hook.get("sleep", {}).get("seconds", 0)
         assert pod.process is not None
-        time.sleep(announce)
+        self._sleep(announce)
         self._kill(pod, signal.SIGTERM)
         try:
             pod.process.wait(grace - announce)

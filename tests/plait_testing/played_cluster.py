@@ -17,6 +17,7 @@ import yaml
 
 from plait_testing import budgets
 from plait_testing.control_plane import ControlPlane, missing_tool, wait_for
+from plait_testing.kube_api import Api
 from plait_testing.mini_kubelet import MiniKubelet
 from plait_testing.node_network import NodeNetwork, reason_without_namespaces
 from plait_testing.service_load import KEY, Load, load
@@ -99,7 +100,7 @@ def played_cluster(folders: pytest.TempPathFactory, models: Path) -> Iterator[Cl
         with (
             NodeNetwork(_PODS) as network,
             ServiceNetwork(plane, network, "default") as services,
-            MiniKubelet(plane, network, "default", folders.mktemp("pods"), models) as kubelet,
+            MiniKubelet(Api(plane), network, "default", folders.mktemp("pods"), models) as kubelet,
         ):
             yield Cluster(plane, kubelet, network, services)
 
