@@ -136,7 +136,10 @@ def test_probes_ask_as_the_operating_page_says(name: str) -> None:
     if isinstance(settings, LaunchSettings):
         longest += settings.nodes.meet_timeout_seconds + settings.nodes.preflight_timeout_seconds
     assert startup["periodSeconds"] * startup["failureThreshold"] > longest
-    assert liveness["periodSeconds"] * liveness["failureThreshold"] > 60, "the server gives up by itself first"
+    allowed = liveness["periodSeconds"] * liveness["failureThreshold"]
+    assert allowed > 60, "the server gives up by itself first"
+    if isinstance(settings, ServeSettings) and settings.restarts.restart != "never":
+        assert allowed > settings.process.load_timeout_seconds, "/health is red while lost ranks load again"
     page = (budgets.ROOT / "docs" / "operating.md").read_text()
     assert all(f"| `{path}` | no |" in page for path in paths.values()), "a probe has no key"
 
@@ -255,6 +258,30 @@ def test_helm_renders_the_golden_file(name: str) -> None:
 
 @needs_helm
 @pytest.mark.parametrize(
+    ("shm", "memory", "written"),
+    [
+        ("8Gi", "64Gi", "64Gi"),
+        ("1e+9", "1Gi", "1Gi"),
+        ("1Gi", 68719476736, "6.8719476736e+10"),
+        (1e9, "1.1e9", "1.1e+09"),
+        ("1Ti", "1Pi", "1Pi"),
+        ("500m", "1", "1"),
+        ("1k", "1E", "1E"),
+    ],
+)
+def test_quantities_are_compared_as_kubernetes_reads_them(
+    shm: object, memory: object, written: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text(yaml.safe_dump(GOOD | {"shm": shm, "resources": {"memory": memory}}))
+    done = renderer().render("-f", str(path))
+    assert done.returncode == 0, done.stderr
+    (pod,) = (one["spec"]["template"]["spec"] for one in yaml.safe_load_all(done.stdout) if one["kind"] == "Deployment")
+    assert pod["containers"][0]["resources"]["limits"]["memory"] == written
+
+
+@needs_helm
+@pytest.mark.parametrize(
     ("values", "named"),
     [
         ({"model": {"hub": ""}}, "model needs one of hub, claim, image; given: none"),
@@ -268,12 +295,21 @@ def test_helm_renders_the_golden_file(name: str) -> None:
         ({"parallel": {"dp": 3, "nodes": 2}}, "3 ranks on 2 nodes"),
         ({"parallel": {"tp": 2, "nodes": 2, "dpAttention": True}}, "multiple of parallel.nodes"),
         ({"parallel": {"dp": 2, "nodes": 2}}, "plait keys new DIR --nodes 2"),
-        ({"args": ["--restart=group"]}, "LeaderWorkerSet"),
+        ({"args": ["--restart=group"]}, "set restart.policy instead"),
+        ({"args": ["--restart-budget=3"]}, "set restart.budget instead"),
+        ({"restart": {"policy": "always"}}, "/restart/policy"),
+        ({"restart": {"policy": "group"}, "parallel": {"dp": 2, "dpAttention": True}}, "one lost rank ends all"),
+        (
+            {"restart": {"policy": "group"}, "parallel": {"dp": 2, "nodes": 2}, "nodeKeys": {"secret": "s"}},
+            "LeaderWorkerSet makes a group of pods anew",
+        ),
         ({"parallel": {"tp": 0}}, "tp"),
         ({"paralel": {"tp": 2}}, "paralel"),
         ({"shm": "8GB"}, "shm"),
         ({"shm": "64Gi"}, "shm is 64Gi, and resources.memory, which it counts within, is 64Gi"),
         ({"resources": {"memory": "8000M"}, "shm": "7800Mi"}, "set a smaller shm or more memory"),
+        ({"resources": {"memory": "1e9"}, "shm": "1Gi"}, "shm is 1Gi, and resources.memory"),
+        ({"resources": {"memory": "1024Ti"}, "shm": "1Pi"}, "set a smaller shm or more memory"),
         ({"image": {"tag": "a tag"}}, "/image/tag"),
         ({"args": ["--max-seqs 8"]}, "/args/0"),
         ({"apiKeys": {"secret": "plait-keys", "key": "../keys"}}, "/apiKeys/key"),

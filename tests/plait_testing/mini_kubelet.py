@@ -99,6 +99,8 @@ class MiniKubelet:
         self.pods: dict[str, Pod] = {}
         self.ended: list[Pod] = []
         self.messages: list[str] = []
+        self._waiting: set[str] = set()
+        """Pods whose Secrets are not there yet."""
         self._stop = threading.Event()
         self._probes = ThreadPoolExecutor(4, initializer=enter_network, initargs=(network, 0))
         self._thread = threading.Thread(target=self._run)
@@ -124,7 +126,9 @@ class MiniKubelet:
     def _look_round(self) -> None:
         listed = self._api.get(f"/api/v1/namespaces/{self._namespace}/pods")["items"]
         for manifest in listed:
-            if "nodeName" in manifest["spec"]:
+            if "nodeName" in manifest["spec"] and (
+                manifest["metadata"]["uid"] in self.pods or self._can_start(manifest)
+            ):
                 self._see(manifest)
         for uid in set(self.pods) - {manifest["metadata"]["uid"] for manifest in listed}:
             self.ended.append(self.pods.pop(uid))
@@ -135,6 +139,27 @@ class MiniKubelet:
         for pod, has_changed in zip(living, self._probes.map(self._probe_all, living), strict=True):
             if has_changed:
                 self._say(pod)
+
+    def _can_start(self, manifest: dict[str, Any]) -> bool:
+        """Whether all Secrets of its volumes are there. If not, its status and an event say so, once."""
+        names = {one["name"]: one["secret"]["secretName"] for one in manifest["spec"]["volumes"] if "secret" in one}
+        missing = [volume for volume, name in names.items() if not self._api.has(self._secret(name))]
+        uid, path = manifest["metadata"]["uid"], Pod(manifest, 0, self._folder).path
+        if missing and "deletionTimestamp" in manifest["metadata"]:
+            self._api.delete_now(path)
+        elif missing and uid not in self._waiting:
+            self._waiting.add(uid)
+            container = manifest["spec"]["containers"][0]
+            state = {"name": container["name"], "image": container["image"], "imageID": "", "ready": False}
+            state |= {"restartCount": 0, "state": {"waiting": {"reason": "ContainerCreating"}}}
+            self._api.patch_status(path, {"phase": "Pending", "containerStatuses": [state]})
+            for volume in missing:
+                message = f'MountVolume.SetUp failed for volume "{volume}" : secret "{names[volume]}" not found'
+                self._api.say_event(manifest, "FailedMount", message)
+        return not missing
+
+    def _secret(self, name: str) -> str:
+        return f"/api/v1/namespaces/{self._namespace}/secrets/{name}"
 
     def _see(self, manifest: dict[str, Any]) -> None:
         uid = manifest["metadata"]["uid"]
@@ -190,7 +215,7 @@ class MiniKubelet:
         folder = pod.folder / name
         folder.mkdir(exist_ok=True)
         if "secret" in volume:
-            secret = self._api.get(f"/api/v1/namespaces/{self._namespace}/secrets/{volume['secret']['secretName']}")
+            secret = self._api.get(self._secret(volume["secret"]["secretName"]))
             for key, value in secret["data"].items():
                 (folder / key).write_bytes(base64.b64decode(value))
                 (folder / key).chmod(volume["secret"]["defaultMode"])

@@ -9,6 +9,7 @@ from typing import Any
 
 NAMESPACE = "default"
 _PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+_SECRETS = f"/api/v1/namespaces/{NAMESPACE}/secrets/"
 
 
 class RenderedPods:
@@ -46,8 +47,14 @@ class RenderedPods:
         if path == _PODS:
             with self._lock:
                 return {"items": copy.deepcopy(list(self._pods.values()))}
-        data = self._secrets[path.removeprefix(f"/api/v1/namespaces/{NAMESPACE}/secrets/")]
+        data = self._secrets[path.removeprefix(_SECRETS)]
         return {"data": {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}}
+
+    def has(self, path: str) -> bool:
+        return path.removeprefix(_SECRETS) in self._secrets
+
+    def say_event(self, pod: dict[str, Any], reason: str, message: str) -> None:
+        raise AssertionError(f"{pod['metadata']['name']}: {reason}: {message}")
 
     def patch_status(self, path: str, status: dict[str, object]) -> None:
         self.statuses[path] = status

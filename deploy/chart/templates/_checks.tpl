@@ -15,7 +15,7 @@
 {{- fail "apiKeys.secret is empty, and a server that others reach needs keys; run `kubectl create secret generic plait-keys --from-file=keys.txt` and set apiKeys.secret: plait-keys" -}}
 {{- end -}}
 {{- range $word := $v.args -}}
-{{- range $flag, $value := dict "--tp" "parallel.tp" "--tensor-parallel-size" "parallel.tp" "--tp-size" "parallel.tp" "--dp" "parallel.dp" "--data-parallel-size" "parallel.dp" "--dp-size" "parallel.dp" "--dp-attention" "parallel.dpAttention" "--enable-dp-attention" "parallel.dpAttention" "--nnodes" "parallel.nodes" "--port" "service.port" "--host" "nothing: the pods listen on all addresses" "--api-key-file" "apiKeys.secret" "--served-model-name" "model.servedName" "--load-timeout-seconds" "probes.loadSeconds" "--keys" "nodeKeys.secret" "--head" "nodeKeys.port" "--meet-timeout-seconds" "probes.loadSeconds" "--shutdown-delay-seconds" "drain.announceSeconds" "--restart" "nothing: LeaderWorkerSet makes groups anew" "--device" "gpu.enabled" "--metrics-without-key" "monitoring.withoutKey" -}}
+{{- range $flag, $value := dict "--tp" "parallel.tp" "--tensor-parallel-size" "parallel.tp" "--tp-size" "parallel.tp" "--dp" "parallel.dp" "--data-parallel-size" "parallel.dp" "--dp-size" "parallel.dp" "--dp-attention" "parallel.dpAttention" "--enable-dp-attention" "parallel.dpAttention" "--nnodes" "parallel.nodes" "--port" "service.port" "--host" "nothing: the pods listen on all addresses" "--api-key-file" "apiKeys.secret" "--served-model-name" "model.servedName" "--load-timeout-seconds" "probes.loadSeconds" "--keys" "nodeKeys.secret" "--head" "nodeKeys.port" "--meet-timeout-seconds" "probes.loadSeconds" "--shutdown-delay-seconds" "drain.announceSeconds" "--restart" "restart.policy" "--restart-budget" "restart.budget" "--device" "gpu.enabled" "--metrics-without-key" "monitoring.withoutKey" -}}
 {{- if eq (first (splitList "=" $word)) $flag -}}
 {{- fail (printf "args has %s, which the chart sets itself; set %s instead" $flag $value) -}}
 {{- end -}}
@@ -34,12 +34,18 @@
 {{- if and $v.parallel.dpAttention (eq (int $v.parallel.dp) 1) -}}
 {{- fail "parallel.dpAttention divides the experts among replicas, and parallel.dp is 1; set parallel.dp to 2 or more" -}}
 {{- end -}}
+{{- if and (ne $v.restart.policy "never") (include "plait.isGroup" .) -}}
+{{- fail (printf "restart.policy is %s, and LeaderWorkerSet makes a group of pods anew when one is lost; leave it at never" $v.restart.policy) -}}
+{{- end -}}
+{{- if and (ne $v.restart.policy "never") $v.parallel.dpAttention -}}
+{{- fail (printf "restart.policy is %s, and with parallel.dpAttention one lost rank ends all, so that the pod starts again; leave it at never" $v.restart.policy) -}}
+{{- end -}}
 {{- $ports := list (int $v.nodeKeys.port) (add1 $v.nodeKeys.port | int) -}}
 {{- if and (include "plait.isGroup" .) (has (int $v.service.port) $ports) -}}
 {{- fail (printf "service.port is %d, and the launchers and engines of a group use nodeKeys.port, %d, and the port after it; set another" (int $v.service.port) (int $v.nodeKeys.port)) -}}
 {{- end -}}
 {{- if ge (include "plait.bytes" $v.shm | float64) (include "plait.bytes" $v.resources.memory | float64) -}}
-{{- fail (printf "shm is %s, and resources.memory, which it counts within, is %s; set a smaller shm or more memory" $v.shm $v.resources.memory) -}}
+{{- fail (printf "shm is %v, and resources.memory, which it counts within, is %v; set a smaller shm or more memory" $v.shm $v.resources.memory) -}}
 {{- end -}}
 {{- if and (ne $v.autoscaling.kind "none") (gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas)) -}}
 {{- fail (printf "autoscaling.minReplicas is %d, over autoscaling.maxReplicas, %d; swap them" (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas)) -}}

@@ -98,12 +98,13 @@ readinessProbe:
   periodSeconds: 2
   timeoutSeconds: 2
   failureThreshold: 2
-# The server gives an overdue step up a minute after /health turns red; this is for one that cannot.
+# The server gives an overdue step up a minute after /health turns red; this is for one that cannot. While lost ranks
+# start again /health is red too, for as long as a start may take.
 livenessProbe:
   httpGet: {path: /health, port: http}
   periodSeconds: 10
   timeoutSeconds: 5
-  failureThreshold: 12
+  failureThreshold: {{ add 12 (ternary 0 (div .Values.probes.loadSeconds 10) (eq .Values.restart.policy "never")) }}
 {{- end -}}
 
 {{- define "plait.container" -}}
@@ -171,6 +172,10 @@ volumeMounts:
 {{- if .Values.parallel.dpAttention }}
 - --dp-attention
 {{- end }}
+{{- if ne .Values.restart.policy "never" }}
+- --restart={{ .Values.restart.policy }}
+- --restart-budget={{ .Values.restart.budget }}
+{{- end }}
 {{- with .Values.model.servedName }}
 - {{ printf "--served-model-name=%s" . | quote }}
 {{- end }}
@@ -194,9 +199,9 @@ volumeMounts:
 {{- define "plait.resources" -}}
 requests:
   cpu: {{ .Values.resources.cpu | quote }}
-  memory: {{ .Values.resources.memory }}
+  memory: {{ .Values.resources.memory | quote }}
 limits:
-  memory: {{ .Values.resources.memory }}
+  memory: {{ .Values.resources.memory | quote }}
   {{- if .Values.gpu.enabled }}
   {{ .Values.gpu.resource }}: {{ include "plait.ranks" . }}
   {{- end }}
@@ -212,10 +217,10 @@ limits:
   {{- if .Values.cache.claim }}
   persistentVolumeClaim: {claimName: {{ .Values.cache.claim }}}
   {{- else }}
-  emptyDir: {sizeLimit: {{ .Values.cache.sizeLimit }}}
+  emptyDir: {sizeLimit: {{ .Values.cache.sizeLimit | quote }}}
   {{- end }}
 - name: shm
-  emptyDir: {medium: Memory, sizeLimit: {{ .Values.shm }}}
+  emptyDir: {medium: Memory, sizeLimit: {{ .Values.shm | quote }}}
 - name: tmp
   emptyDir: {sizeLimit: 1Gi}
 {{- if .Values.model.claim }}

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Build what the cluster tests need into FOLDER: helm, kube (apiserver, controller-manager, scheduler), lws (the
+# Build what the cluster tests need into FOLDER: helm, kubeconform, kube (apiserver, controller-manager, scheduler), lws (the
 # controller of LeaderWorkerSet) with its webhooks' manifest, epp (the gateway's endpoint picker), keda and keda-adapter,
 # and FOLDER/crds. Needs Go 1.26 or newer; half an hour on two cores, 600 MB beside Go's own caches. What is there is not
 # built again.
@@ -15,6 +15,7 @@ KUBERNETES=1.36.3
 module() { go mod download -json "$1" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p'; }
 
 [ -x "$folder/helm" ] || GOBIN=$folder go install -ldflags "-s -w" helm.sh/helm/v4/cmd/helm@v4.3.1
+[ -x "$folder/kubeconform" ] || GOBIN=$folder go install -ldflags "-s -w" github.com/yannh/kubeconform/cmd/kubeconform@v0.7.0
 
 if [ ! -x "$folder/kube" ]; then
     source=$folder/kube-source

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from plait_testing import budgets
 from plait_testing.control_plane import ControlPlane, wait_for
+from plait_testing.manifest_schemas import SCHEMAS, write_schemas
 from plait_testing.played_cluster import GOLDEN, TOOLS, control_plane, golden
 
 pytestmark = pytest.mark.slow
@@ -68,6 +70,23 @@ def test_the_api_server_takes_every_manifest(plane: ControlPlane, name: str, nam
     for document in apply(plane, name, namespace):
         found = plane.get(document["kind"], document["metadata"]["name"], f"--namespace={namespace}")
         assert found["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
+
+
+@pytest.mark.acceptance("cluster")
+def test_the_schemas_of_the_repository_are_the_api_servers(plane: ControlPlane, tmp_path: Path) -> None:
+    write_schemas(plane, tmp_path)
+    names = [path.name for path in SCHEMAS.iterdir()]
+    assert sorted(names) == sorted(path.name for path in tmp_path.iterdir())
+    assert [name for name in names if (SCHEMAS / name).read_text() != (tmp_path / name).read_text()] == []
+
+
+@pytest.mark.acceptance("cluster")
+def test_kubeconform_takes_every_manifest() -> None:
+    where = f"{SCHEMAS}/{{{{.ResourceKind}}}}-{{{{.ResourceAPIVersion}}}}.json"
+    words = ["-strict", "-summary", "-schema-location", where, *map(str, sorted(GOLDEN.glob("*.yaml")))]
+    done = subprocess.run([TOOLS / "kubeconform", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "Invalid: 0, Errors: 0, Skipped: 0" in done.stdout
 
 
 @pytest.mark.parametrize("name", SERVERS)

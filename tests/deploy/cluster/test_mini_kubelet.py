@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from plait_testing import budgets
 from plait_testing.control_plane import ControlPlane
 from plait_testing.metrics import parse_metrics, sum_over_replicas
 from plait_testing.metrics_adapter import metrics_adapter
@@ -89,6 +90,25 @@ def test_a_killed_server_is_started_again_and_leaves_the_service_until_it_is_rea
     cluster.wait_for(lambda: len(cluster.ready()) == 1, "its absence")
     cluster.wait_for(lambda: cluster.serves(2), "its return")
     assert pod.restarts == 1
+
+
+def test_a_pod_without_its_secret_waits_and_says_so_until_the_secret_is_there(cluster: Cluster) -> None:
+    plane, gone = cluster.plane, next(iter(cluster.kubelet.pods.values()))
+    kept = plane.kubectl("get", "secret", "plait-keys", "--output=yaml")
+    plane.kubectl("delete", "secret", "plait-keys")
+    plane.kubectl("delete", "pod", gone.name, "--wait=false")
+
+    def waiting() -> str:
+        lines = plane.kubectl("get", "pods").splitlines()
+        return next((line.split()[0] for line in lines if "ContainerCreating" in line), "")
+
+    cluster.wait_for(waiting, "a pod that waits")
+    words = 'secret "plait-keys" not found'
+    cluster.wait_for(lambda: words in plane.kubectl("describe", "pod", waiting()), "its event")
+    assert words in (budgets.ROOT / "docs" / "deploying.md").read_text()
+    assert len(cluster.ready()) == 1
+    plane.kubectl("create", "--filename=-", text=kept)
+    cluster.wait_for(lambda: cluster.serves(2), "its start")
 
 
 def test_the_autoscaler_follows_the_queue(cluster: Cluster, tmp_path: Path, record: Record) -> None:
