@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plait.http.streams import MAX_BACKLOG_BYTES, Data, Failure, Gone, Streams, parse_records
-from plait_testing.in_memory_engine import LAST, InMemoryEngine, failure, record
+from plait_testing.in_memory_engine import LAST, TOO_SLOW, InMemoryEngine, failure, record
 
 
 @pytest.fixture
@@ -125,5 +125,19 @@ def test_a_comment_goes_to_the_event_streams_that_have_begun_and_have_nothing_to
         assert await begun.next() == Data(b": waiting for workers\n\n", False)
         assert await busy.next() == Data(b"data: 1\n\n", False)
         assert await whole.next() == Data(b"", False)
+
+    asyncio.run(story())
+
+
+def test_a_client_that_the_engine_finds_too_slow_reads_why(engine: InMemoryEngine) -> None:
+    async def story() -> None:
+        streams = Streams(engine)
+        stream = streams.open(b"{}")
+        engine.send(record(stream.id, b"", LAST | TOO_SLOW))
+        streams.dispatch()
+        end = await stream.next()
+        assert isinstance(end, Failure)
+        assert b"read too slowly" in end.body
+        assert len(streams) == 0
 
     asyncio.run(story())

@@ -1,10 +1,11 @@
 //! The engine as Python sees it. Every call but [`Engine::close`] returns at once.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use plait_core::Micros;
@@ -32,6 +33,7 @@ use crate::routes::Routes;
 use crate::settings::{EngineSettings, HashKey, SettingsProblem};
 use crate::shared::{NextRanks, ReplicaShared, Sentinel, Shared};
 use crate::step_trace::{StepFile, StepRecorder};
+use crate::stream_writer::StreamWriter;
 use crate::text_pool::TextWorker;
 use crate::text_queue::{Job, Put, TextQueue};
 use crate::timeouts::Timeouts;
@@ -87,6 +89,7 @@ pub struct Engine {
     /// For ranks on other hosts.
     remote_endpoints: Vec<Option<String>>,
     text: TextSide,
+    writer: StreamWriter,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -155,6 +158,7 @@ impl Engine {
         let mut group = group.into_iter();
         let shared = Arc::new(shared);
         let (endpoints, remote_endpoints) = links.iter().map(Link::endpoints).unzip();
+        let writer = StreamWriter::spawn(&shared)?;
         let mut threads = Threads::new(shared.clone());
         let (bodies, ended) = crossbeam_channel::bounded(MAX_BODIES);
         let masks = threads.spawn_masks(replica.vocab_size)?;
@@ -195,6 +199,7 @@ impl Engine {
             settings: replica.settings.clone(),
             remote_endpoints,
             text,
+            writer,
             threads: Mutex::new(threads.handles),
         })
     }
@@ -211,7 +216,7 @@ impl Engine {
 
     /// Readable when [`Engine::take`] has something or the phase has changed.
     pub fn event_fd(&self) -> RawFd {
-        self.shared.output_queue.wakeup().fd()
+        self.shared.python_queue.wakeup().fd()
     }
 
     /// What a worker's Hello must carry; the first call counts.
@@ -250,18 +255,33 @@ impl Engine {
 
     /// The client is gone; unknown or ended streams are fine. Records made before may still come.
     pub fn abort(&self, stream: StreamId) {
-        if self.shared.pending_streams.abort(stream) {
-            return;
-        }
-        if let Some(replica) = self.shared.routes.replica_of(stream) {
-            let mailbox = &self.shared.replica(replica).mailbox;
-            mailbox.put(Mail::Abort(stream));
-        }
+        self.shared.abort(stream);
+    }
+
+    /// Announces an event stream whose socket will be handed over. Call it before the request is submitted.
+    pub fn announce(&self, stream: StreamId, max_unsent_bytes: usize) {
+        self.writer.announce(stream, max_unsent_bytes);
+    }
+
+    /// Writes what follows the first record of an announced stream to `socket`, in HTTP's chunks; only the last
+    /// record goes to Python. The client may leave bytes unread for `write_limit`.
+    pub fn hand_over(&self, stream: StreamId, socket: OwnedFd, write_limit: Duration) {
+        self.writer.hand_over(stream, socket, write_limit);
+    }
+
+    /// Python is done with an announced stream.
+    pub fn release(&self, stream: StreamId) {
+        self.writer.release(stream);
+    }
+
+    /// Writes bytes to every stream that was handed over and waits for its next record.
+    pub fn comment(&self, comment: &[u8]) {
+        self.writer.comment(comment);
     }
 
     /// What the streams have to write, as records.
     pub fn take(&self) -> Vec<u8> {
-        self.shared.output_queue.take()
+        self.shared.python_queue.take()
     }
 
     /// The model in JSON.
@@ -322,12 +342,14 @@ impl Engine {
         }
         self.shared.reject_pending();
         self.shared.output_queue.close();
+        self.shared.python_queue.close();
         self.text.close();
         self.shared.tell_all(&Mail::Close);
         for thread in threads.drain(..) {
             // The thread's sentinel has reported a panic.
             let _panicked = thread.join();
         }
+        self.writer.sync();
         self.shared.status.stop();
     }
 }

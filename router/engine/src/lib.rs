@@ -1,7 +1,8 @@
 //! Link and driver around Plait's scheduler.
 //!
 //! [`Engine`] is the facade that Python holds. Its threads: two prepare text, others compile
-//! constraints and fill masks, one drives (scheduler and link), one writes answers. None of them ever enters the interpreter.
+//! constraints and fill masks, one drives (scheduler and link), one makes answers, one writes event streams to their sockets.
+//! None of them ever enters the interpreter.
 
 pub mod group;
 
@@ -11,6 +12,7 @@ mod compile_pool;
 mod compile_queue;
 mod driver;
 mod engine;
+mod event_streams;
 mod first_uses;
 mod grammar_metrics;
 mod handshake;
@@ -44,15 +46,17 @@ mod step;
 mod step_model_metrics;
 mod step_trace;
 mod store;
+mod stream_writer;
 mod text_pool;
 mod text_queue;
 mod timeouts;
 mod turns;
 mod wakeup;
+mod writable;
 
 pub use clock::{Clock, SystemClock};
 pub use engine::{Engine, StartError};
-pub use output_queue::{ERROR, LAST, StreamId};
+pub use output_queue::{ERROR, LAST, StreamId, TOO_SLOW};
 pub use settings::{EngineSettings, GroupKeys, GroupMembership, LogLevel, SettingsProblem};
 pub use timeouts::Timeouts;
 pub use wakeup::Wakeup;

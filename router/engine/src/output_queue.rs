@@ -1,4 +1,4 @@
-//! Packed records for Python, and the eventfd that announces them.
+//! Packed records on their way to clients, and the eventfd that announces them.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::{io, mem};
@@ -7,14 +7,16 @@ use plait_openai::ApiError;
 
 use crate::wakeup::Wakeup;
 
-/// Bytes that may wait for Python. Beyond this the output thread waits, and generation with it, so memory
-/// does not grow. Python takes everything at once and bounds each slow client's backlog itself.
+/// Bytes that may wait to be taken. Beyond this the output thread waits, and generation with it, so memory
+/// does not grow. Who takes them takes everything at once, and bounds what slow clients leave unread.
 const MAX_UNTAKEN_BYTES: usize = 64 << 20;
 
 /// Record flag: the last one of its stream.
 pub const LAST: u8 = 1;
 /// Record flag: the payload is an error.
 pub const ERROR: u8 = 2;
+/// Record flag: the client reads too slowly, and the stream is cut off.
+pub const TOO_SLOW: u8 = 4;
 
 /// Bytes of a record before its payload: stream, flags, length.
 const HEADER_BYTES: usize = 8 + 1 + 4;
@@ -22,7 +24,7 @@ const HEADER_BYTES: usize = 8 + 1 + 4;
 /// Number that Python gives to one HTTP answer.
 pub type StreamId = u64;
 
-/// Records on their way to Python, filled by the engine's threads and emptied whole.
+/// Records on their way to one reader, filled by other threads and emptied whole.
 #[derive(Debug)]
 pub struct OutputQueue {
     untaken: Mutex<Untaken>,
@@ -46,7 +48,7 @@ impl OutputQueue {
         })
     }
 
-    /// What Python's event loop watches.
+    /// What the reader watches.
     pub fn wakeup(&self) -> &Wakeup {
         &self.wakeup
     }
@@ -59,7 +61,7 @@ impl OutputQueue {
         bytes
     }
 
-    /// Adds records and empties `records`; waits while too many bytes wait for Python.
+    /// Adds records and empties `records`; waits while too many bytes are untaken.
     pub fn put(&self, records: &mut Vec<u8>) {
         let untaken = self.lock();
         let mut untaken = self
@@ -84,7 +86,7 @@ impl OutputQueue {
         self.wakeup.signal();
     }
 
-    /// No thread waits for Python from now on.
+    /// No thread waits for the reader from now on.
     pub fn close(&self) {
         self.lock().closed = true;
         self.taken.notify_all();
@@ -93,6 +95,36 @@ impl OutputQueue {
     fn lock(&self) -> MutexGuard<'_, Untaken> {
         self.untaken.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// One record as it is packed.
+#[derive(Clone, Copy, Debug)]
+pub struct Record<'a> {
+    /// Whose.
+    pub stream: StreamId,
+    /// [`LAST`], [`ERROR`], [`TOO_SLOW`].
+    pub flags: u8,
+    /// Bytes for the client, or an error.
+    pub payload: &'a [u8],
+    /// All of it.
+    pub packed: &'a [u8],
+}
+
+/// The records of what was taken.
+pub fn records(mut packed: &[u8]) -> impl Iterator<Item = Record<'_>> {
+    std::iter::from_fn(move || {
+        let (header, rest) = packed.split_first_chunk::<HEADER_BYTES>()?;
+        let [s0, s1, s2, s3, s4, s5, s6, s7, flags, n0, n1, n2, n3] = *header;
+        let length = u32::from_le_bytes([n0, n1, n2, n3]) as usize;
+        let (record, others) = packed.split_at(HEADER_BYTES + length);
+        packed = others;
+        Some(Record {
+            stream: StreamId::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]),
+            flags,
+            payload: &rest[..length],
+            packed: record,
+        })
+    })
 }
 
 /// Appends one record whose payload `fill` writes. A record without payload is left out unless it is the
@@ -163,6 +195,24 @@ mod tests {
             records[HEADER_BYTES..HEADER_BYTES + 5],
             [0xAD, 1, 1, 0, b'{']
         );
+    }
+
+    #[test]
+    fn records_are_read_as_they_were_packed() {
+        let mut packed = Vec::new();
+        append_record(&mut packed, 7, |payload| {
+            payload.extend_from_slice(b"data");
+            ((), 0)
+        });
+        append_record(&mut packed, u64::MAX - 1, |_| ((), LAST));
+        let read: Vec<_> = records(&packed)
+            .map(|record| (record.stream, record.flags, record.payload))
+            .collect();
+        assert_eq!(read, [(7, 0, &b"data"[..]), (u64::MAX - 1, LAST, b"")]);
+        let whole: Vec<u8> = records(&packed)
+            .flat_map(|record| record.packed.to_vec())
+            .collect();
+        assert_eq!(whole, packed);
     }
 
     #[test]

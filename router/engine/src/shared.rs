@@ -17,8 +17,10 @@ use crate::status::{ReplicaStatus, StatusBoard};
 /// What one engine's threads share.
 #[derive(Debug)]
 pub struct Shared {
-    /// From everyone to Python.
+    /// From everyone to the writer thread.
     pub output_queue: Arc<OutputQueue>,
+    /// From the writer thread to Python: what is not written to a socket.
+    pub python_queue: Arc<OutputQueue>,
     /// The engine's phase and health.
     pub status: StatusBoard,
     /// Counters and histograms.
@@ -90,7 +92,8 @@ impl Shared {
     /// All empty, for so many replicas.
     pub fn new(clock: Arc<dyn Clock>, num_replicas: u32, routes: Routes) -> std::io::Result<Self> {
         let output_queue = Arc::new(OutputQueue::new()?);
-        let status = StatusBoard::new(&output_queue, num_replicas);
+        let python_queue = Arc::new(OutputQueue::new()?);
+        let status = StatusBoard::new(&python_queue, num_replicas);
         let metrics = EngineMetrics::new(num_replicas);
         let replica = |number| {
             Ok(Arc::new(ReplicaShared {
@@ -107,6 +110,7 @@ impl Shared {
             replicas: replicas?,
             status,
             output_queue,
+            python_queue,
             metrics,
             pending_streams: PendingStreams::default(),
             routes,
@@ -136,6 +140,16 @@ impl Shared {
     pub fn wake_all(&self) {
         for replica in &self.replicas {
             replica.mailbox.wakeup().signal();
+        }
+    }
+
+    /// The client is gone; unknown or ended streams are fine. Records made before may still come.
+    pub fn abort(&self, stream: StreamId) {
+        if self.pending_streams.abort(stream) {
+            return;
+        }
+        if let Some(replica) = self.routes.replica_of(stream) {
+            self.replica(replica).mailbox.put(Mail::Abort(stream));
         }
     }
 

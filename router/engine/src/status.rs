@@ -67,7 +67,7 @@ impl DeviceReport {
 pub struct ReplicaStatus {
     /// As a log line begins.
     name: String,
-    output_queue: Arc<OutputQueue>,
+    python_queue: Arc<OutputQueue>,
     standing: Mutex<Standing>,
     step: AtomicU64,
     idle: AtomicBool,
@@ -115,8 +115,8 @@ struct ReplicaReport {
 }
 
 impl ReplicaStatus {
-    /// Loading; `output_queue`'s eventfd tells Python of every later phase. A replica among others has a number.
-    fn new(output_queue: Arc<OutputQueue>, number: Option<u32>) -> Self {
+    /// Loading; `python_queue`'s eventfd tells Python of every later phase. A replica among others has a number.
+    fn new(python_queue: Arc<OutputQueue>, number: Option<u32>) -> Self {
         let standing = Standing {
             phase: Phase::Loading,
             failure: None,
@@ -127,7 +127,7 @@ impl ReplicaStatus {
         };
         Self {
             name: number.map_or_else(|| "the engine".to_owned(), replica_name),
-            output_queue,
+            python_queue,
             standing: Mutex::new(standing),
             step: AtomicU64::new(0),
             idle: AtomicBool::new(true),
@@ -146,7 +146,7 @@ impl ReplicaStatus {
         tracing::info!("{} is {}", self.name, phase.name());
         standing.phase = phase;
         drop(standing);
-        self.output_queue.wakeup().signal();
+        self.python_queue.wakeup().signal();
     }
 
     /// Enters `failed`; the first failure is the one that is reported.
@@ -166,7 +166,7 @@ impl ReplicaStatus {
             standing.phase = Phase::Failed;
         }
         drop(standing);
-        self.output_queue.wakeup().signal();
+        self.python_queue.wakeup().signal();
     }
 
     /// The ranks are lost, and requests wait for others.
@@ -180,7 +180,7 @@ impl ReplicaStatus {
         drop(standing);
         self.set_stuck(false);
         self.set_late(false);
-        self.output_queue.wakeup().signal();
+        self.python_queue.wakeup().signal();
     }
 
     /// Other ranks serve, that started so long ago.
@@ -190,7 +190,7 @@ impl ReplicaStatus {
             "{} serves again, {seconds:.1} s after its ranks started",
             self.name
         );
-        self.output_queue.wakeup().signal();
+        self.python_queue.wakeup().signal();
     }
 
     /// How often its ranks were lost.
@@ -291,10 +291,10 @@ struct Report {
 
 impl StatusBoard {
     /// All replicas load.
-    pub fn new(output_queue: &Arc<OutputQueue>, num_replicas: u32) -> Self {
+    pub fn new(python_queue: &Arc<OutputQueue>, num_replicas: u32) -> Self {
         let replicas = (0..num_replicas).map(|number| {
             let number = (num_replicas > 1).then_some(number);
-            Arc::new(ReplicaStatus::new(output_queue.clone(), number))
+            Arc::new(ReplicaStatus::new(python_queue.clone(), number))
         });
         Self {
             replicas: replicas.collect(),

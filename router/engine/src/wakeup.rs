@@ -1,7 +1,7 @@
 //! An eventfd that wakes another thread, or Python's event loop.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -32,5 +32,11 @@ impl Wakeup {
     pub fn clear(&self) {
         let mut count = [0; 8];
         let _was_unreadable = rustix::io::read(&self.0, &mut count);
+    }
+}
+
+impl AsFd for Wakeup {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }

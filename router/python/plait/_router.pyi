@@ -44,14 +44,35 @@ class Engine:
     def abort(self, stream: int) -> None:
         """Drop a stream whose client is gone; it gets no last record. Unknown and ended streams are ignored."""
 
+    def announce(self, stream: int, max_unsent_bytes: int) -> None:
+        """Announce an event stream whose socket may be handed over. Call it before `submit`.
+
+        `take` then has its first record and its last one; those between wait for `hand_over` or `release`. A client
+        that leaves more than `max_unsent_bytes` unread is cut off.
+        """
+
+    def hand_over(self, stream: int, socket: int, write_seconds: float) -> None:
+        """Write what lies between the first record and the last one to a connected socket, in HTTP's chunks.
+
+        The descriptor is duplicated. Nothing else may write to it until `take` has the last record. Bytes that stay
+        unread for `write_seconds` shut the connection down. Raises `OSError` without a free descriptor, `ValueError`
+        for seconds that are none.
+        """
+
+    def release(self, stream: int) -> None:
+        """Forget an announced stream and its socket. Unknown and ended streams are ignored."""
+
+    def comment(self, comment: bytes) -> None:
+        """Write bytes to all streams that were handed over and wait for their next record."""
+
     def take(self) -> bytes:
         """Take all output of the streams as little-endian records, and reset `event_fd`.
 
         Generation pauses while over 64 MiB wait here. The caller bounds the backlog of a slow client.
 
-        A record is u64 stream, u8 flags, u32 length, payload. Flags: 1 last of its stream,
-        2 error. The payload of an error is u16 HTTP status, u16 Retry-After in seconds (0: none), and a
-        JSON body. Any other payload is SSE bytes, or one whole JSON body.
+        A record is u64 stream, u8 flags, u32 length, payload. Flags: 1 last of its stream, 2 error, 4 the client reads
+        too slowly (no payload). The payload of an error is u16 HTTP status, u16 Retry-After in seconds (0: none), and
+        a JSON body. Any other payload is SSE bytes, or one whole JSON body.
         """
 
     def describe(self) -> bytes:

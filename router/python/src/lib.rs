@@ -1,5 +1,8 @@
 //! Python bindings of Plait's engine and simulator, and nothing else.
 
+use std::os::fd::{BorrowedFd, RawFd};
+use std::time::Duration;
+
 use plait_engine::{Engine as CoreEngine, StartError};
 use plait_sim::{ModelSize, Settings, Setup, SimError, simulate};
 use pyo3::create_exception;
@@ -52,6 +55,27 @@ impl Engine {
 
     fn abort(&self, stream: u64) {
         self.0.abort(stream);
+    }
+
+    fn announce(&self, stream: u64, max_unsent_bytes: usize) {
+        self.0.announce(stream, max_unsent_bytes);
+    }
+
+    fn hand_over(&self, stream: u64, socket: RawFd, write_seconds: f64) -> PyResult<()> {
+        let invalid = |error| PyValueError::new_err(format!("write_seconds: {error}"));
+        let write_limit = Duration::try_from_secs_f64(write_seconds).map_err(invalid)?;
+        // SAFETY: the caller has it open during this call, which duplicates it.
+        let socket = unsafe { BorrowedFd::borrow_raw(socket) }.try_clone_to_owned()?;
+        self.0.hand_over(stream, socket, write_limit);
+        Ok(())
+    }
+
+    fn release(&self, stream: u64) {
+        self.0.release(stream);
+    }
+
+    fn comment(&self, comment: &[u8]) {
+        self.0.comment(comment);
     }
 
     fn take<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {

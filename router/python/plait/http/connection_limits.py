@@ -7,6 +7,7 @@ limits of a request's fields are the engine's.
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 from starlette.types import Receive, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -23,6 +24,10 @@ BODY_SECONDS = 60.0
 WRITE_SECONDS = 30.0
 """How long a client may leave the socket's buffer full."""
 KEEP_ALIVE_SECONDS = 30
+
+
+CONNECTION = "plait.connection"
+"""ASGI extension: the `BoundedHttp` that a request came on."""
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -66,6 +71,29 @@ class BoundedHttp(HttpToolsProtocol):
         self._header_bytes = self._partial_bytes = 0
         super().on_message_begin()
 
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._stop_header_timer()
+        self.scope["extensions"] = cast("dict[str, dict[object, object]]", {CONNECTION: self})
+        super().on_headers_complete()
+
+    @property
+    def is_plain(self) -> bool:
+        """Bytes go to the socket as they are, without TLS."""
+        return self.transport.get_extra_info("sslcontext") is None
+
+    async def free_socket(self) -> int | None:
+        """The connection's descriptor once all is written; None if it is closed."""
+        self.transport.set_write_buffer_limits(high=0)
+        try:
+            await self.flow.drain()
+        finally:
+            self.transport.set_write_buffer_limits()
+        if self.transport.is_closing():
+            return None
+        socket = self.transport.get_extra_info("socket")
+        return int(socket.fileno())
+
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
         super().on_url(url)
@@ -73,11 +101,6 @@ class BoundedHttp(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value))
         super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self._in_headers = False
-        self._stop_header_timer()
-        super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what the parser, or `_count` within it, rejects."""

@@ -35,6 +35,22 @@ class EngineHandle(Protocol):
         """OpenMetrics text."""
 
 
+class SocketWriter(Protocol):
+    """Writes event streams to their sockets: `plait._router.Engine`. See `_router.pyi` for what each does."""
+
+    def announce(self, stream: int, max_unsent_bytes: int) -> None:
+        """An event stream whose socket may come; call it before the stream's `submit`."""
+
+    def hand_over(self, stream: int, socket: int, write_seconds: float) -> None:
+        """Write what follows the first record to the descriptor `socket`."""
+
+    def release(self, stream: int) -> None:
+        """Forget an announced stream."""
+
+    def comment(self, comment: bytes) -> None:
+        """Write bytes to all streams that were handed over."""
+
+
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One replica in `Engine.status()`, and all of them together; see `_router.pyi`."""
 

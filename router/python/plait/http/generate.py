@@ -9,8 +9,8 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from plait.http.api import GenerateRequest
-from plait.http.connection_limits import ClientGoneError, read_json_body
-from plait.http.errors import ApiError, Headers, send_error, send_json
+from plait.http.connection_limits import CONNECTION, BoundedHttp, ClientGoneError, read_json_body
+from plait.http.errors import ApiError, Headers, error_body, send_error, send_json
 from plait.http.identity import ClientIdentity
 from plait.http.key_terms import KeyTerms
 from plait.http.streams import Data, Failure, Gone, Stream, Streams
@@ -47,10 +47,11 @@ class GenerateRoute:
             return
         except ClientGoneError:
             return
-        stream = self._streams.open(msgspec.json.encode(request), request.tenant)
+        connection = _plain_connection(scope) if request.stream else None
+        stream = self._streams.open(msgspec.json.encode(request), request.tenant, may_hand_over=connection is not None)
         watch = asyncio.create_task(_leave_with_client(receive, stream))
         try:
-            await (_write_events(stream, send) if request.stream else _write_whole(stream, send))
+            await (_write_events(stream, connection, send) if request.stream else _write_whole(stream, send))
         finally:
             watch.cancel()
             stream.close()
@@ -62,7 +63,12 @@ async def _leave_with_client(receive: Receive, stream: Stream) -> None:
     stream.leave()
 
 
-async def _write_events(stream: Stream, send: Send) -> None:
+def _plain_connection(scope: Scope) -> BoundedHttp | None:
+    connection = scope.get("extensions", {}).get(CONNECTION)
+    return connection if isinstance(connection, BoundedHttp) and connection.is_plain else None
+
+
+async def _write_events(stream: Stream, connection: BoundedHttp | None, send: Send) -> None:
     """An event stream; a failure before its first byte still has its own status."""
     part = await stream.next()
     if isinstance(part, Failure):
@@ -74,9 +80,24 @@ async def _write_events(stream: Stream, send: Send) -> None:
         await send({"type": "http.response.body", "body": part.payload, "more_body": not part.last})
         if part.last:
             return
-        part = await stream.next()
+        if connection is not None and stream.is_announced:
+            part, connection = await _hand_over(stream, connection), None
+        else:
+            part = await stream.next()
     if isinstance(part, Failure):
         await send({"type": "http.response.body", "body": b"data: " + part.body + b"\n\n"})
+
+
+async def _hand_over(stream: Stream, connection: BoundedHttp) -> Data | Failure | Gone:
+    """Leave the stream's middle to the engine; its last part, which is written here."""
+    socket = await connection.free_socket()
+    try:
+        if socket is not None:
+            stream.hand_over(socket)
+    except OSError as error:
+        message = f"the server could not open a file descriptor for this stream ({error.strerror}); try again later"
+        return Failure(503, 1, error_body(503, message))
+    return await stream.next()
 
 
 async def _write_whole(stream: Stream, send: Send) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from plait.http.engine import EngineHandle
+from plait.http.connection_limits import WRITE_SECONDS
+from plait.http.engine import EngineHandle, SocketWriter
 from plait.http.errors import error_body
 
 MAX_BACKLOG_BYTES = 1 << 20
@@ -24,6 +25,7 @@ _RECORD = struct.Struct("<QBI")
 _FAILURE = struct.Struct("<HH")
 _LAST = 1
 _ERROR = 2
+_TOO_SLOW = 4
 
 
 class Data(msgspec.Struct, frozen=True):
@@ -54,6 +56,13 @@ class Record(msgspec.Struct, frozen=True):
     part: Data | Failure
 
 
+SLOW_CLIENT = Failure(
+    503,
+    0,
+    error_body(503, "the answer was cut off: it was read too slowly; read faster, or ask for less", code="slow_client"),
+)
+
+
 def parse_records(packed: bytes) -> Iterator[Record]:
     """The records in what `take` gave."""
     offset = 0
@@ -65,27 +74,34 @@ def parse_records(packed: bytes) -> Iterator[Record]:
 
 
 def _parse_record(flags: int, payload: bytes) -> Data | Failure:
+    if flags & _TOO_SLOW:
+        return SLOW_CLIENT
     if flags & _ERROR:
         status, retry_after_seconds = _FAILURE.unpack_from(payload)
         return Failure(status, retry_after_seconds, payload[_FAILURE.size :])
     return Data(payload, bool(flags & _LAST))
 
 
-_TOO_SLOW = Failure(
-    503,
-    0,
-    error_body(503, "the answer was cut off: it was read too slowly; read faster, or ask for less", code="slow_client"),
-)
-
-
 class Stream:
     """One request's answer: the engine's records fill it, one task reads it."""
 
-    __slots__ = ("_backlog_bytes", "_chunks", "_end", "_last", "_streams", "_waiter", "id", "takes_comments")
+    __slots__ = (
+        "_backlog_bytes",
+        "_chunks",
+        "_end",
+        "_last",
+        "_streams",
+        "_waiter",
+        "id",
+        "is_announced",
+        "takes_comments",
+    )
 
-    def __init__(self, number: int, streams: Streams) -> None:
+    def __init__(self, number: int, streams: Streams, *, is_announced: bool) -> None:
         self.id = number
         self._streams = streams
+        self.is_announced = is_announced
+        """Its socket may be handed over."""
         self._chunks: list[bytes] = []
         self._backlog_bytes = 0
         self._last = False
@@ -112,12 +128,17 @@ class Stream:
             return self._finish(part)
         if self._backlog_bytes > MAX_BACKLOG_BYTES:
             self._streams.abort(self.id)
-            return self._finish(_TOO_SLOW)
+            return self._finish(SLOW_CLIENT)
         self._chunks.append(part.payload)
         self._backlog_bytes += len(part.payload)
         self._last = part.last
         self._wake()
         return not part.last
+
+    def hand_over(self, socket: int) -> None:
+        """The engine writes what follows to `socket`, but for the last part. Write nothing there until that comes."""
+        self.takes_comments = False
+        self._streams.hand_over(self.id, socket)
 
     def comment(self) -> None:
         """Write a comment, which clients skip."""
@@ -147,8 +168,10 @@ class Stream:
 class Streams:
     """All streams that the engine still writes to."""
 
-    def __init__(self, engine: EngineHandle) -> None:
+    def __init__(self, engine: EngineHandle, sockets: SocketWriter | None = None) -> None:
+        """With `sockets`, event streams may be handed over to it."""
         self._engine = engine
+        self._sockets = sockets
         self._open: dict[int, Stream] = {}
         self._next_id = 1
 
@@ -163,11 +186,14 @@ class Streams:
     def detach(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.remove_reader(self._engine.event_fd)
 
-    def open(self, request: bytes, tenant: int = 0) -> Stream:
-        """Submit a request (`GenerateRequest` as JSON)."""
-        stream = Stream(self._next_id, self)
+    def open(self, request: bytes, tenant: int = 0, *, may_hand_over: bool = False) -> Stream:
+        """Submit a request (`GenerateRequest` as JSON). `may_hand_over`: it asks for an event stream, on a socket."""
+        sockets = self._sockets if may_hand_over else None
+        stream = Stream(self._next_id, self, is_announced=sockets is not None)
         self._next_id += 1
         self._open[stream.id] = stream
+        if sockets is not None:
+            sockets.announce(stream.id, MAX_BACKLOG_BYTES)
         self._engine.submit(stream.id, tenant, request)
         return stream
 
@@ -182,6 +208,13 @@ class Streams:
         """Write a comment to every event stream that has begun, so that nobody takes the connection for dead."""
         for stream in self._open.values():
             stream.comment()
+        if self._sockets is not None:
+            self._sockets.comment(COMMENT)
+
+    def hand_over(self, stream: int, socket: int) -> None:
+        """The engine writes to an announced stream's socket from now on."""
+        if self._sockets is not None:
+            self._sockets.hand_over(stream, socket, WRITE_SECONDS)
 
     def abort(self, stream: int) -> None:
         """Stop the engine's work for a stream."""
@@ -191,3 +224,5 @@ class Streams:
         """Forget a stream; aborts the request if the engine has not ended it."""
         if self._open.pop(stream, None) is not None:
             self._engine.abort(stream)
+            if self._sockets is not None:
+                self._sockets.release(stream)

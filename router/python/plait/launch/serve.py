@@ -136,9 +136,9 @@ def _write_config(
 
 
 def _allow_connections() -> None:
-    """Raise the soft limit on open files to what `MAX_CONNECTIONS` needs."""
+    """Raise the soft limit on open files to what `MAX_CONNECTIONS` streams need: two each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + 256
+    wanted = 2 * MAX_CONNECTIONS + 256
     if soft < wanted:
         resource.setrlimit(
             resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
@@ -163,7 +163,7 @@ class _Service:
         self._description = description
         self._settings = settings
         self._listener = listener
-        self._streams = Streams(engine)
+        self._streams = Streams(engine, engine)
         self._keys = keys
         self._app = build_app(engine, self._streams, description, keys, settings.http, salt_key)
         self._http = http_server(self._app)

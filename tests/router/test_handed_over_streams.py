@@ -1,0 +1,132 @@
+"""Event streams whose middle the engine writes to the client's socket itself."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from plait.http.connection_limits import WRITE_SECONDS
+from plait.http.streams import MAX_BACKLOG_BYTES
+from plait_testing.front_door import Asking, Door, open_door, raw_chat
+from plait_testing.in_memory_engine import LAST, failure, record
+
+
+class InMemorySockets:
+    """What the front door tells the engine about its sockets; a test writes to them."""
+
+    def __init__(self) -> None:
+        self.announced: dict[int, int] = {}
+        self.sockets: dict[int, int] = {}
+        self.released: list[int] = []
+        self.comments: list[bytes] = []
+        self.has_descriptors = True
+        self._changed = threading.Condition()
+
+    def announce(self, stream: int, max_unsent_bytes: int) -> None:
+        self.announced[stream] = max_unsent_bytes
+
+    def hand_over(self, stream: int, socket: int, write_seconds: float) -> None:
+        if not self.has_descriptors:
+            raise OSError(24, "Too many open files")
+        assert write_seconds == WRITE_SECONDS
+        with self._changed:
+            self.sockets[stream] = os.dup(socket)
+            self._changed.notify_all()
+
+    def release(self, stream: int) -> None:
+        with self._changed:
+            self.released.append(stream)
+            self._changed.notify_all()
+
+    def comment(self, comment: bytes) -> None:
+        self.comments.append(comment)
+
+    def write(self, stream: int, payload: bytes) -> None:
+        """Write one chunk to a stream, once it was handed over."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: stream in self.sockets, timeout=60)
+        os.write(self.sockets[stream], b"%x\r\n%s\r\n" % (len(payload), payload))
+
+    def wait_for_release(self) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: bool(self.released), timeout=60)
+
+    def close(self) -> None:
+        for socket in self.sockets.values():
+            os.close(socket)
+
+
+@pytest.fixture
+def sockets() -> Iterator[InMemorySockets]:
+    made = InMemorySockets()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def door(sockets: InMemorySockets) -> Iterator[Door]:
+    yield from open_door(None, sockets)
+
+
+def test_the_engine_writes_between_the_first_part_and_the_last(door: Door, sockets: InMemorySockets) -> None:
+    client = httpx.Client(timeout=60)
+    for number in (1, 2):  # on one connection
+        asking = Asking(door, client=client, stream=True)
+        stream = door.wait_for(number)
+        door.engine.send(record(stream, b"data: 1\n\n"))
+        sockets.write(stream, b"data: 2\n\n")
+        sockets.write(stream, b"data: 3\n\n")
+        door.engine.send(record(stream, b"data: [DONE]\n\n", LAST))
+        assert asking.answer().text == "data: 1\n\ndata: 2\n\ndata: 3\n\ndata: [DONE]\n\n"
+        assert sockets.announced[stream] == MAX_BACKLOG_BYTES
+    assert not door.engine.aborted
+
+
+def test_a_failure_behind_it_is_the_last_event(door: Door, sockets: InMemorySockets) -> None:
+    asking = Asking(door, stream=True)
+    stream = door.wait_for(1)
+    door.engine.send(record(stream, b"data: 1\n\n"))
+    sockets.write(stream, b"data: 2\n\n")
+    door.engine.send(failure(stream, 503, b'{"error":{}}'))
+    assert asking.answer().text == 'data: 1\n\ndata: 2\n\ndata: {"error":{}}\n\n'
+
+
+def test_a_stream_of_one_part_is_never_handed_over(door: Door, sockets: InMemorySockets) -> None:
+    asking = Asking(door, stream=True)
+    stream = door.wait_for(1)
+    door.engine.send(record(stream, b"data: [DONE]\n\n", LAST))
+    assert asking.answer().text == "data: [DONE]\n\n"
+    assert not sockets.sockets
+
+
+def test_a_whole_answer_is_not_announced(door: Door, sockets: InMemorySockets) -> None:
+    asking = Asking(door)
+    door.engine.send(record(door.wait_for(1), b"{}", LAST))
+    assert asking.answer().json() == {}
+    assert not sockets.announced
+
+
+def test_a_client_that_leaves_releases_its_socket(door: Door, sockets: InMemorySockets) -> None:
+    with door.connect() as client:
+        client.sendall(raw_chat())
+        stream = door.wait_for(1)
+        door.engine.send(record(stream, b"data: 1\n\n"))
+        sockets.write(stream, b"data: 2\n\n")
+        client.recv(64)
+    sockets.wait_for_release()
+    assert door.engine.aborted == sockets.released == [stream]
+
+
+def test_a_server_without_descriptors_ends_the_stream_by_name(door: Door, sockets: InMemorySockets) -> None:
+    sockets.has_descriptors = False
+    asking = Asking(door, stream=True)
+    stream = door.wait_for(1)
+    door.engine.send(record(stream, b"data: 1\n\n"))
+    first, last, _ = asking.answer().text.split("\n\n")
+    assert first == "data: 1"
+    assert "could not open a file descriptor for this stream (Too many open files); try again later" in last
+    sockets.wait_for_release()
+    assert door.engine.aborted == sockets.released == [stream]
