@@ -107,6 +107,14 @@ def wait_until_down(running: Server) -> None:
         assert time.monotonic() < deadline
 
 
+def wait_for_spares(running: Server, num_spares: int) -> set[int]:
+    """The processes that wait to become ranks."""
+    deadline = time.monotonic() + 60
+    while len(spares := running.spares()) < num_spares:
+        assert time.monotonic() < deadline
+    return {spare.pid for spare in spares}
+
+
 def wait_until_taken(running: Server, num_requests: int) -> None:
     """Until the scheduler has so many requests."""
     deadline = time.monotonic() + 60
@@ -121,6 +129,7 @@ def test_streams_go_on_behind_their_last_token_after_a_loss(
     right = [stream(replica.url, asked) for asked in ASKED]
     before = read_metrics(replica.url)
     ranks = replica.workers()
+    spares = wait_for_spares(replica, len(ranks))
 
     def strike() -> None:
         ranks[-1].send_signal(number)
@@ -132,6 +141,7 @@ def test_streams_go_on_behind_their_last_token_after_a_loss(
     gained = {name: after[name] - before[name] for name in ("plait_rank_losses_total", "plait_requests_replayed_total")}
     assert gained == {"plait_rank_losses_total": 1, "plait_requests_replayed_total": len(ASKED)}
     assert all(not rank.is_running() for rank in ranks), "no process of the lost ranks is left"
+    assert {rank.pid for rank in replica.workers()} == spares, "the new ranks are those that waited"
     assert replica.wait_until_serving() == {"status": "ok"}
 
 
@@ -190,13 +200,14 @@ def test_replicas_get_their_ranks_back(server: StartServer, steps: HeldSteps, ch
     right = stream(running.url, GREEDY)
     ranks = running.workers()
     steps.begin(1)
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(64) as pool:
         answers: list[Future[Answer]] = []
-        # A late heartbeat may send two to one replica.
-        while not all(num_running(running, number) for number in (0, 1)):
-            assert len(answers) < 8
-            answers.append(pool.submit(stream, running.url, GREEDY))
-            time.sleep(0.2)
+        deadline = time.monotonic() + 60
+        # A late heartbeat may send several to one replica.
+        while not all(num_under_way := [num_running(running, number) for number in (0, 1)]):
+            assert time.monotonic() < deadline
+            if sum(num_under_way) == len(answers):
+                answers.append(pool.submit(stream, running.url, GREEDY))
         steps.wait_until_held(2)
         for rank in ranks:
             rank.kill()

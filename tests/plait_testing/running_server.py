@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,13 @@ class Server:
         return (self.errors.splitlines() or [""])[-1]
 
     def workers(self) -> list[psutil.Process]:
-        """The processes that it started."""
+        """The processes that it started, without spares that wait to become ranks."""
         children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
-        return children
+        return [child for child in children if not is_spare(child)]
+
+    def spares(self) -> list[psutil.Process]:
+        """Processes that wait to become ranks."""
+        return [child for child in psutil.Process(self.process.pid).children(recursive=True) if is_spare(child)]
 
     def read_line(self, start: str) -> str:
         """The line on standard output that begins with `start`, without its indent; said already, or to come."""
@@ -95,6 +100,13 @@ class Server:
         if self.process.poll() is None:
             self.process.kill()
             self.process.communicate()
+
+
+def is_spare(process: psutil.Process) -> bool:
+    """Whether it waits to become a rank; False if it is gone."""
+    with suppress(psutil.Error):
+        return "--spare" in process.cmdline() and process.name() != "plait-rank"
+    return False
 
 
 def start_server(log: Path, model: Path | None, *flags: str) -> Server:

@@ -1,4 +1,7 @@
-"""``python -m plait_worker --connect ENDPOINT --rank R --config FILE``: one rank, started by the engine's side."""
+"""``python -m plait_worker --connect ENDPOINT --rank R --config FILE``: one rank, started by the engine's side.
+
+``python -m plait_worker --spare PID`` reads these arguments from standard input instead, once a rank is lost.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +25,7 @@ from plait_worker.link_keys import read_keys
 from plait_worker.loop import run
 from plait_worker.machine import die_with_parent
 from plait_worker.rendezvous import forbid_multicast
+from plait_worker.spare import wait_for_arguments
 from plait_worker.start import start
 
 _log = logging.getLogger("plait_worker")
@@ -28,7 +33,12 @@ _log = logging.getLogger("plait_worker")
 
 def main() -> int:
     """Serve until the engine drains; the exit code says how it ended."""
-    arguments = _arguments()
+    words = sys.argv[1:]
+    if words[:1] == ["--spare"]:
+        words = wait_for_arguments(int(words[1]))
+        if not words:
+            return 0
+    arguments = _arguments(words)
     forbid_multicast()
     # Ctrl-C reaches the whole terminal; when to stop is the engine's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -103,7 +113,7 @@ def _end(code: ExitCode, reason: str) -> int:
     return int(code)
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m plait_worker", description=__doc__, allow_abbrev=False)
     parser.add_argument("--connect", required=True, metavar="ENDPOINT", help="address that the engine listens on")
     parser.add_argument("--rank", required=True, type=int, metavar="R", help="this worker's place in the replica")
@@ -111,7 +121,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--keys", type=Path, metavar="FILE", help="CURVE keys of a rank on another host, as JSON")
     parser.add_argument("--model", type=Path, metavar="PATH", help="this host's copy of the model")
     parser.add_argument("--parent", type=int, metavar="PID", help="the process without which this one ends")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def exit_now(code: int) -> NoReturn:

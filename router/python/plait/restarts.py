@@ -11,6 +11,7 @@ import msgspec
 from plait_proto import UNDECODABLE, ExitCode
 
 from plait.errors import SettingsError, StartError
+from plait.output import say
 
 WINDOW_SECONDS = 3600.0
 FIRST_BACKOFF_SECONDS = 5.0
@@ -87,7 +88,8 @@ class RestartBudget:
             new.write_bytes(msgspec.json.encode(kept))
             new.replace(self._file)
         except OSError as error:
-            raise SettingsError(f"--restart-file {self._file} cannot be written: {error.strerror}") from error
+            # Streams that wait for new ranks are worth more than the count.
+            say(f"--restart-file {self._file} cannot be written: {error.strerror}; losses are counted in memory only")
 
 
 def _read(file: Path, model: str | None) -> list[float]:

@@ -107,12 +107,14 @@ impl EventLoop {
         }
     }
 
-    /// The launcher starts no ranks any more.
+    /// The launcher starts no ranks any more, or not all of those that the replica awaits.
     pub(super) fn give_up(&mut self, why: &str) {
-        if let Stage::Down { code, reason, .. } = &self.stage {
-            let (code, reason) = (*code, format!("{reason}; {why}"));
-            self.end_replica(code, &reason);
-        }
+        let (code, reason) = match &self.stage {
+            Stage::Down { code, reason, .. } => (*code, format!("{reason}; {why}")),
+            Stage::Handshaking { kept: Some(_), .. } => (ExitCode::RankLost, why.to_owned()),
+            _ => return,
+        };
+        self.end_replica(code, &reason);
     }
 
     /// All new ranks are there. They must hold what the lost ones held.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from plait.errors import SettingsError
 from plait.http.engine import ReplicaStatus, Status, read_status
 from plait.http.streams import Streams
 from plait.launch.remote_ranks import num_own_ranks
+from plait.launch.spares import Spares
 from plait.launch.worker import Worker
 from plait.launch.workers import POLL_SECONDS, Workers
 from plait.output import say
@@ -27,6 +29,9 @@ KEEP_ALIVE_SECONDS = 5.0
 """Between two comments on a stream that waits."""
 SETTLE_SECONDS = 0.1
 """For a stuck rank to write its stacks."""
+MODEL_ENDINGS = (".json", ".safetensors", ".gguf")
+INDEX = "model.safetensors.index.json"
+"""Read instead of `model.safetensors` if it is there."""
 
 
 def restart_budget(settings: ServeSettings, model: Path) -> RestartBudget | None:
@@ -63,22 +68,27 @@ class Recovery:
         self._budget = budget
         self._model, self._config = model, config
         self._files = _files(model)
+        self._spares = Spares(workers.num_ranks)
         self._known_losses: dict[int, int] = {}
         self._restarts: dict[int, asyncio.Task[None]] = {}
         self._commented_at = 0.0
 
     async def watch(self, watch_worker: Callable[[Worker], None]) -> None:
-        """Start lost ranks again; `watch_worker` gets each new one. Never returns."""
+        """Start lost ranks again; `watch_worker` gets each new one. Never returns; once cancelled it starts none."""
         try:
             while True:
                 status = read_status(self._engine)
                 for number, replica in enumerate(status.replicas):
                     self._look_at(number, replica, watch_worker)
+                if not any(replica.down for replica in status.replicas):
+                    self._spares.fill()
                 self._keep_streams_alive(status)
                 await asyncio.sleep(POLL_SECONDS)
         finally:
             for task in self._restarts.values():
                 task.cancel()
+            await asyncio.gather(*self._restarts.values(), return_exceptions=True)
+            self._spares.end()
 
     def _look_at(self, number: int, replica: ReplicaStatus, watch_worker: Callable[[Worker], None]) -> None:
         if replica.late and not replica.down:
@@ -88,7 +98,14 @@ class Recovery:
         self._known_losses[number] = replica.losses
         if (task := self._restarts.get(number)) is not None:
             task.cancel()
-        self._restarts[number] = asyncio.create_task(self._restart(number, replica, watch_worker))
+        task = asyncio.create_task(self._restart(number, replica, watch_worker))
+        task.add_done_callback(partial(self._give_up_after_bug, number))
+        self._restarts[number] = task
+
+    def _give_up_after_bug(self, number: int, task: asyncio.Task[None]) -> None:
+        """The replica's streams would wait for ever."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._engine.give_up(number, f"its ranks cannot be started again: {type(error).__name__}: {error}")
 
     def _report_stopped(self, number: int) -> None:
         """A stopped rank sends nothing; the engine knows only that it is late."""
@@ -121,7 +138,7 @@ class Recovery:
         config = self._config.with_name(f"worker-{number}.json")
         config.write_bytes(raw)
         endpoint = self._engine.restart_ranks(number, config_fingerprint(raw))
-        return self._workers.restart(number, endpoint, config)
+        return self._workers.restart(number, endpoint, config, self._spares)
 
     def _delay(self) -> float | str:
         """Seconds to the next start, or why there is none."""
@@ -152,13 +169,13 @@ def _with_pages(raw: bytes, num_pages: int) -> bytes:
 
 
 def _files(model: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of change of a model's files."""
+    """Size and time of change of the files that ranks may read."""
     files = sorted(model.iterdir()) if model.is_dir() else [model]
-    found = ((file, file.stat()) for file in files if file.is_file())
+    found = ((file, file.stat()) for file in files if file.suffix in MODEL_ENDINGS and file.is_file())
     return {str(file): (stat.st_size, stat.st_mtime_ns) for file, stat in found}
 
 
 def _changed(before: dict[str, tuple[int, int]], now: dict[str, tuple[int, int]]) -> str | None:
-    """The first file that is not as it was."""
-    names = sorted(before.keys() | now.keys())
-    return next((name for name in names if before.get(name) != now.get(name)), None)
+    """The first file that is not as it was. A new one counts only if ranks would read it."""
+    new = {name for name in now if Path(name).name == INDEX}
+    return next((name for name in sorted(before.keys() | new) if before.get(name) != now.get(name)), None)

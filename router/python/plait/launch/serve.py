@@ -204,6 +204,8 @@ class _Service:
         finally:
             for watch in watches:
                 watch.cancel()
+            # No rank starts any more.
+            await asyncio.gather(*watches, return_exceptions=True)
 
     async def _wait_for_phase(self, *phases: Phase) -> Status:
         while (status := read_status(self._engine)).phase not in phases:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from plait.launch.rank_end import LastLines, exit_code_of, reason_of
@@ -21,19 +21,34 @@ FAILED_SECONDS = 1.5
 OnExit = Callable[["Worker"], None]
 
 
+def rank_words(rank: int, endpoint: str, config: Path) -> list[str]:
+    """The arguments of a rank's process."""
+    return ["--connect", endpoint, "--rank", str(rank), "--config", str(config), "--parent", str(os.getpid())]
+
+
+def start_rank(rank: int, endpoint: str, config: Path) -> subprocess.Popen[bytes]:
+    """Start the process of a rank. Raises `OSError` if the system has none left."""
+    return start_process(rank_words(rank, endpoint, config), subprocess.DEVNULL)
+
+
+def start_process(words: Sequence[str], stdin: int) -> subprocess.Popen[bytes]:
+    """Start `plait_worker` with these arguments. Raises `OSError` if the system has no process left."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "plait_worker", *words],
+        stdin=stdin,
+        stdout=sys.stderr.fileno(),
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
 class Worker:
     """A rank's process, in its own session so that Ctrl-C reaches only the engine."""
 
-    def __init__(self, rank: int, endpoint: str, config: Path) -> None:
+    def __init__(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        """`process` is of `start_process`."""
         self.rank = rank
-        words = ["--connect", endpoint, "--rank", str(rank), "--config", str(config), "--parent", str(os.getpid())]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "plait_worker", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._process = process
         self._pidfd = os.pidfd_open(self._process.pid)
         self._lines = LastLines()
         self._exited = asyncio.Event()

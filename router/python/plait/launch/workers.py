@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from plait.http.engine import EngineHandle, Status, read_status
-from plait.launch.worker import Worker
+from plait.launch.spares import Spares
+from plait.launch.worker import Worker, start_rank
 from plait.output import say
 
 POLL_SECONDS = 0.1
@@ -18,8 +19,10 @@ class Workers:
 
     def __init__(self, endpoints: Sequence[str], num_ranks: int, num_here: int, config: Path) -> None:
         """Start the first `num_here` ranks of replicas with `num_ranks` each; they dial their replica's endpoint."""
-        self._num_ranks = num_ranks
-        self._all = [Worker(rank, endpoints[rank // num_ranks], config) for rank in range(num_here)]
+        self.num_ranks = num_ranks
+        """Of a replica."""
+        starts = ((rank, start_rank(rank, endpoints[rank // num_ranks], config)) for rank in range(num_here))
+        self._all = [Worker(rank, process) for rank, process in starts]
 
     def __iter__(self) -> Iterator[Worker]:
         """All of them, by rank."""
@@ -38,17 +41,17 @@ class Workers:
                     ends += [asyncio.create_task(worker.end_after_failure()) for worker in self.of_replica(number)]
             await asyncio.sleep(POLL_SECONDS)
 
-    def restart(self, number: int, endpoint: str, config: Path) -> Iterator[Worker]:
+    def restart(self, number: int, endpoint: str, config: Path, spares: Spares) -> Iterator[Worker]:
         """Start new ranks in place of a replica's, which have ended; each is to be watched before the next starts."""
         # What its ranks met through: a store that the ended ones have filled.
         (config.parent / f"ranks-{number}").unlink(missing_ok=True)
-        for rank in range(number * self._num_ranks, (number + 1) * self._num_ranks):
-            worker = Worker(rank, endpoint, config)
+        for rank in range(number * self.num_ranks, (number + 1) * self.num_ranks):
+            worker = Worker(rank, spares.take(rank, endpoint, config) or start_rank(rank, endpoint, config))
             self._all[rank] = worker
             yield worker
 
     def of_replica(self, number: int) -> list[Worker]:
-        return self._all[number * self._num_ranks : (number + 1) * self._num_ranks]
+        return self._all[number * self.num_ranks : (number + 1) * self.num_ranks]
 
 
 def _describe_loss(number: int, status: Status) -> str:

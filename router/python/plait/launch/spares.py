@@ -1,0 +1,65 @@
+"""Processes that have imported what a rank needs, so that lost ranks start without that."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from plait.launch.worker import rank_words, start_process
+from plait.output import say
+
+
+class Spares:
+    """As many as a replica has ranks. Each holds about 160 MB of memory, and nothing of a GPU."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._waiting: list[subprocess.Popen[bytes]] = []
+        self._has_failed = False
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes that wait."""
+        return [process.pid for process in self._waiting]
+
+    def fill(self) -> None:
+        """Start those that are missing. A system that has no process left gets no more of them."""
+        while len(self._waiting) < self._num_ranks and not self._has_failed:
+            try:
+                self._waiting.append(start_process(["--spare", str(os.getpid())], subprocess.PIPE))
+            except OSError as error:
+                self._has_failed = True
+                say(f"note: no spare processes for lost ranks: {error}")
+
+    def take(self, rank: int, endpoint: str, config: Path) -> subprocess.Popen[bytes] | None:
+        """Make one the process of a rank; None if none is left."""
+        words = msgspec.json.encode(rank_words(rank, endpoint, config)) + b"\n"
+        while self._waiting:
+            process = self._waiting.pop()
+            pipe = process.stdin
+            assert pipe is not None, "spares are started with a pipe"
+            # One that was killed leaves a broken pipe.
+            with suppress(OSError), pipe:
+                pipe.write(words)
+            if process.poll() is None:
+                return process
+            _end(process)
+        return None
+
+    def end(self) -> None:
+        """End those that wait."""
+        while self._waiting:
+            _end(self._waiting.pop())
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stderr):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
