@@ -156,7 +156,9 @@ fn streams_do_not_wait_for_ranks_of_which_some_cannot_start() {
     harness.engine.worker_lost(0, "killed by signal 9");
     harness.wait_until("the replica is down", is_down);
     harness.engine.restart_ranks(0, OTHER_CONFIG).unwrap();
-    harness.engine.give_up(0, "its ranks cannot be started again");
+    harness
+        .engine
+        .give_up(0, "its ranks cannot be started again");
     assert_eq!(harness.answer(1).error, Some((503, 0)));
     let status = harness.status();
     let told = (&status["phase"], &status["exit_code"], &status["reason"]);
