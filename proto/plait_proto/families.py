@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
-AttentionKind = Literal["mha", "mla"]
-CacheKind = Literal["full", "sliding_window", "mla"]
+AttentionKind = Literal["mha", "mla", "compressed"]
+CacheKind = Literal["full", "sliding_window", "mla", "compressed"]
 
 
 class LayerKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

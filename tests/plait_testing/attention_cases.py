@@ -42,9 +42,11 @@ def mla_shape(num_heads: int = 8, latent_dim: int = 512, query_dim: int = 192, *
     return MlaShape(num_heads=num_heads, **{**settings, **changes})
 
 
-def cpu_attention(specs: Sequence[AttentionSpec], page_size: int, mla_context_chunk_size: int) -> ModelAttention:
+def cpu_attention(
+    specs: Sequence[AttentionSpec], page_size: int, mla_context_chunk_size: int, max_tokens: int = 0
+) -> ModelAttention:
     """What `auto` takes on a CPU."""
-    return choose_attention("auto", requirements_for(specs, page_size, mla_context_chunk_size, 0, CPU))
+    return choose_attention("auto", requirements_for(specs, page_size, mla_context_chunk_size, max_tokens, CPU))
 
 
 class Tables:

@@ -18,6 +18,7 @@ from plait_proto.families import CacheKind
 from torch import Tensor
 
 from plait_worker.attention.spec import AttentionSpec
+from plait_worker.slot_state import NO_STATE, StateSizes, allocate_state
 
 _HUGE_PAGE = 1 << 21
 """A huge page of Linux: 2 MiB on x86-64, and on ARM with pages of 4 KiB."""
@@ -44,7 +45,14 @@ def bytes_per_page(specs: Iterable[CacheSpec], page_size: int) -> int:
 class KVCache:
     """The pages of every layer; page ``num_pages`` is the dummy that padded tables point at."""
 
-    def __init__(self, specs: Sequence[CacheSpec], num_pages: int, page_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        specs: Sequence[CacheSpec],
+        num_pages: int,
+        page_size: int,
+        device: torch.device,
+        state: StateSizes = NO_STATE,
+    ) -> None:
         """Allocate the pools, zero-filled: a masked probability of 0 times a NaN left in memory is NaN."""
         self.num_pages = num_pages
         self.page_size = page_size
@@ -53,6 +61,9 @@ class KVCache:
         }
         self.layers: list[Tensor] = [next(pools[spec]) for spec in specs]
         """One tensor ``[N + 1, 2, G, P, D]`` or ``[N + 1, P, C]`` a layer."""
+        states = (allocate_state(spec.attention, state, device) for spec in specs)
+        self.states = [each for each in states if each is not None]
+        """Of each layer with slot state: all layers of a model, or none."""
 
     @property
     def dummy_page(self) -> int:
@@ -68,7 +79,7 @@ def _allocate_pages(
     Writing zeros over a pool of 4 GiB takes seconds, and memory that most servers never use.
     """
     shape, dtype = (num_pages + 1, *spec.attention.page_shape(page_size)), spec.attention.cached_dtype
-    if device.type != "cpu":
+    if device.type != "cpu" or not math.prod(shape):
         return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
     size = math.prod(shape) * dtype.itemsize
     stride = _stride(size, num_layers)

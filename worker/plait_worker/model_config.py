@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -122,7 +123,55 @@ class MoeConfig:
     shared_size: int = 0
     """Width of the shared MLP, which serves every token; 0 for none."""
     groups: GroupRouting | None = None
-    """None for a softmax over all experts."""
+    """None for a softmax over all experts, and in DeepSeek-V4."""
+    scale: float = 1.0
+    """Factor of the chosen experts' weights in DeepSeek-V4."""
+    hash_layers: frozenset[int] = frozenset()
+    """Layers whose experts are chosen by the token's id."""
+    limit: float | None = None
+    """Bound of an expert's gate (from above) and up-projection (both ways) before they are multiplied."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedConfig:
+    """DeepSeek-V4's attention: recent keys as they are, and one entry for every so many tokens before them."""
+
+    ratios: tuple[int, ...]
+    """Tokens of an entry in each layer; 0 for a dense layer, which sees the window alone."""
+    sparse_ratio: int
+    """The ratio of the layers whose entries overlap and are chosen by an indexer (CSA)."""
+    window: int
+    """Recent tokens that are seen as they are, the query's own included."""
+    q_rank: int
+    """Width of the queries' latent."""
+    rope_dim: int
+    """Elements of a head that rope rotates, the last ones, in adjacent pairs."""
+    entry_rope: RopeConfig
+    """Of layers with entries; ``ModelConfig.rope`` is the dense layers'."""
+    num_groups: int
+    """Groups of heads that the output projection's first half keeps apart."""
+    group_rank: int
+    """Width of a group's output."""
+    num_index_heads: int
+    index_dim: int
+    """Elements of an indexer's head."""
+    top_k: int
+    """Entries that an indexer chooses."""
+
+    @property
+    def page_multiple(self) -> int:
+        """What a page's tokens must be a multiple of, so that it holds whole entries of every layer."""
+        return math.lcm(*(ratio for ratio in self.ratios if ratio))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsConfig:
+    """Manifold-constrained hyper-connections (mHC): residual streams that each part of a block mixes."""
+
+    num_streams: int
+    num_iterations: int
+    """Of Sinkhorn's normalisation."""
+    eps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +202,10 @@ class ModelConfig:  # budget: the sum of what the families' files state
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
     """None for MHA and GQA."""
+    compressed: CompressedConfig | None = None
+    """DeepSeek-V4's attention; None for the others."""
+    streams: StreamsConfig | None = None
+    """DeepSeek-V4's residual streams; None for one."""
     sliding_window: int | None = None
     """Positions that a token sees, itself included, in layers with a sliding window; None for all."""
     num_mtp_layers: int = 0

@@ -6,6 +6,7 @@ row's table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -42,6 +43,16 @@ class DeviceLengths:
 
 
 @dataclass(frozen=True, slots=True)
+class Save:
+    """The slot state of a row behind a position, to be kept."""
+
+    row: int
+    position: int
+    """A page boundary behind the row's first token, up to its end."""
+    snapshot: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """Rows in batch order ``[prefill | decode]``; their tokens are concatenated.
 
@@ -64,6 +75,8 @@ class Rows:
     """int32 ``[R, W]``, padded with the dummy page; W is a multiple of 4 and covers ``start + length``."""
     sample_index_S: Tensor
     """int64 ``[S]``: index in T of the last token of each row that samples."""
+    saves: Sequence[Save] = ()
+    """Of models with slot state."""
     device_lengths: DeviceLengths | None = None
     """Set for rows of a graph: lengths change with each replay, and the host's lists are upper bounds."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from plait_kernels.kv_cache import FP8, PageScales
 from plait_proto import LayerKind
 
-from plait_worker.attention.spec import AttentionSpec, MhaShape, MlaShape
-from plait_worker.model_config import ModelConfig
+from plait_worker.attention.spec import AttentionSpec, CompressedShape, MhaShape, MlaShape
+from plait_worker.model_config import CompressedConfig, ModelConfig
 from plait_worker.parallel import shard_heads
 
 
@@ -34,6 +34,8 @@ def attention_specs(
     """
     heads, kv_heads = shard_heads(config.num_heads, config.num_kv_heads, rank, world)
     shared = _Rank(config, len(heads), len(kv_heads), dtype, fp8)
+    if config.compressed is not None:
+        return [_compressed(shared, config.compressed, ratio) for ratio in config.compressed.ratios]
     return [_SPECS[kind.attention](shared, kind) for kind in config.layer_kinds]
 
 
@@ -57,6 +59,15 @@ def _mla(rank: _Rank, _kind: LayerKind) -> AttentionSpec:
         dtype=rank.dtype,
         cached_dtype=rank.dtype if rank.fp8 is None else FP8,
         cached_scale=1.0 if rank.fp8 is None else _latent_scale(rank.fp8),
+    )
+
+
+def _compressed(rank: _Rank, attention: CompressedConfig, ratio: int) -> AttentionSpec:
+    shape = CompressedShape(rank.num_heads, rank.config.head_dim, attention.window, ratio, rank.dtype)
+    if ratio != attention.sparse_ratio:
+        return shape
+    return replace(
+        shape, index_dim=attention.index_dim, num_index_heads=attention.num_index_heads, top_k=attention.top_k
     )
 
 

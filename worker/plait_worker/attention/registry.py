@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from plait_worker.attention.backend import AttentionBackend, BackendRequirements
+from plait_worker.attention.compressed.torch_compressed import TorchCompressed
 from plait_worker.attention.jit import modules
 from plait_worker.attention.jit.modules import GpuModule
 from plait_worker.attention.mha.cpu_mha import CpuMha
@@ -20,7 +21,7 @@ from plait_worker.attention.mla.cpu_mla import CpuMla
 from plait_worker.attention.mla.self_check import MlaSelfCheck
 from plait_worker.attention.mla.torch_mla import TorchMla
 from plait_worker.attention.self_check import SelfCheck
-from plait_worker.attention.spec import AttentionSpec, MhaShape, MlaShape, distinct
+from plait_worker.attention.spec import AttentionSpec, CompressedShape, MhaShape, MlaShape, distinct
 
 Capability = tuple[int, int]
 """NVIDIA's compute capability."""
@@ -84,8 +85,10 @@ class AttentionKind:
 
     torch: Callable[[BackendRequirements[Any]], AttentionBackend[Any]]
     """The reference, on any device."""
-    cpu: CpuBackend
-    self_check: Callable[[BackendRequirements[Any]], SelfCheck]
+    cpu: CpuBackend | None
+    """None if torch computes on a CPU too."""
+    self_check: Callable[[BackendRequirements[Any]], SelfCheck] | None
+    """None without GPU backends."""
     gpu: tuple[BackendSpec, ...]
     """Several may share a name: one for each generation of GPUs."""
 
@@ -119,6 +122,7 @@ KINDS = {
             BackendSpec("cutlass_mla", "mla.cutlass_mla", "CutlassMla", BLACKWELL),
         ),
     ),
+    CompressedShape.kind: AttentionKind(torch=TorchCompressed, cpu=None, self_check=None, gpu=()),
 }
 """By ``AttentionSpec.kind``."""
 

@@ -93,7 +93,8 @@ def _backend_by_name(name: str, requirements: Requirements) -> AttentionBackend[
 def _cpu_backend(requirements: Requirements) -> AttentionBackend[Any]:
     """The compiled kernels if they take the spec; else torch. The log says which."""
     kind = KINDS[requirements.spec.kind]
-    chosen = (kind.cpu if kind.cpu.supports(requirements.spec) else kind.torch)(requirements)
+    has_kernels = kind.cpu is not None and kind.cpu.supports(requirements.spec)
+    chosen = (kind.cpu if kind.cpu is not None and has_kernels else kind.torch)(requirements)
     _log.info("attention backend: %s", type(chosen).__name__)
     return chosen
 
@@ -200,12 +201,20 @@ def _make(found: BackendSpec, requirements: Requirements) -> AttentionBackend[An
 def self_check_error(backend: AttentionBackend[Any], requirements: Requirements) -> str | None:
     """What the self-check finds wrong; None if it passes."""
     try:
-        problem = KINDS[requirements.spec.kind].self_check(requirements)
+        problem = _self_check(requirements)
         errors = [problem.error(backend, rows) for rows in (problem.decode, problem.prefill, problem.extends)]
     except _kernel_error_types() as failure:
         return f"it failed the self-check: {_first_line(failure)}"
     wrong = [error for error in errors if not error <= _tolerance(requirements.spec)]  # NaN is an error too
     return f"its result is off by {wrong[0]:.3f} of the largest value" if wrong else None
+
+
+def _self_check(requirements: Requirements) -> SelfCheck:
+    """For the GPU backends of the spec's kind."""
+    make = KINDS[requirements.spec.kind].self_check
+    if make is None:
+        raise AssertionError(f"{requirements.spec.description} has a GPU backend and no self-check")
+    return make(requirements)
 
 
 def _tolerance(spec: AttentionSpec) -> float:
@@ -218,6 +227,6 @@ def _first_line(failure: Exception) -> str:
 
 @torch.inference_mode()
 def _time(backend: AttentionBackend[Any], requirements: Requirements) -> Timing:
-    problem = KINDS[requirements.spec.kind].self_check(requirements)
+    problem = _self_check(requirements)
     steps = (problem.decode, problem.short_decode, problem.prefill)
     return Timing(backend, *(problem.time_us(backend, rows) for rows in steps))

@@ -121,6 +121,61 @@ class MlaShape:
         return page_size, self.cached_dim
 
 
+@dataclass(frozen=True, slots=True)
+class CompressedShape:
+    """DeepSeek-V4: one key, which is the value too, for all heads; recent ones raw, older ones as entries."""
+
+    kind: ClassVar[str] = "compressed"
+    description: ClassVar[str] = "compressed attention (DeepSeek-V4's)"
+    fp8_tolerance: ClassVar[float] = 0.2
+
+    num_heads: int
+    """H of this rank."""
+    head_dim: int
+    """D."""
+    window: int
+    """Raw keys that a token sees, its own included."""
+    ratio: int
+    """Tokens of an entry; 0 in a layer without entries."""
+    dtype: torch.dtype
+    index_dim: int = 0
+    """Elements of an entry's indexer key; 0 where all entries are seen."""
+    num_index_heads: int = 0
+    top_k: int = 0
+    """Entries that the indexer chooses."""
+
+    @property
+    def cached_dtype(self) -> torch.dtype:
+        """Of the pages and of the raw keys."""
+        return self.dtype
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether an entry also takes in the block before its own (CSA)."""
+        return self.index_dim > 0
+
+    @property
+    def entry_dim(self) -> int:
+        """Elements cached of an entry: the key, then the indexer's."""
+        return self.head_dim + self.index_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the running sums."""
+        return self.entry_dim * (2 if self.overlaps else 1)
+
+    def page_shape(self, page_size: int) -> tuple[int, ...]:
+        """``[P / ratio, entry_dim]``; nothing without entries.
+
+        Raises ``ValueError`` if a page does not hold whole entries.
+        """
+        if not self.ratio:
+            return 0, self.head_dim
+        if page_size % self.ratio:
+            raise ValueError(f"--page-size {page_size} is not a multiple of {self.ratio}, the tokens of an entry")
+        return page_size // self.ratio, self.entry_dim
+
+
 def check_no_window(spec: MhaShape) -> None:
     """Raise ``ValueError`` for a sliding window, which no GPU kernel here has."""
     if spec.window is not None:

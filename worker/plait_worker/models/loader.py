@@ -60,8 +60,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises ``ModelFilesError`` if they are missing, broken or not supported.
     """
     if path.is_dir():
-        config, folder = open_config(path), SafetensorsFolder(path)
-        return Checkpoint(config, folder, [] if folder.fp8 is None else [folder.fp8])
+        config = open_config(path)
+        folder = spec_of(config).open_folder(path)
+        fp8 = folder.fp8 if isinstance(folder, SafetensorsFolder) else None
+        return Checkpoint(config, folder, [] if fp8 is None else [fp8])
     if not path.exists():
         raise ModelFilesError(f"{path} does not exist: give a model's folder or a GGUF file")
     file = GgufFile(path)
@@ -201,6 +203,8 @@ def unused_tensors(names: Collection[str], config: ModelConfig) -> frozenset[str
     """Tensors that are not loaded: MTP layers, which nothing runs yet; tied heads; what the configuration implies."""
     mtp_layers = range(config.num_layers, config.num_layers + config.num_mtp_layers)
     prefixes = tuple(f"model.layers.{layer}." for layer in mtp_layers)
+    if config.compressed is not None:
+        prefixes = ("mtp.",)
     endings = (_DERIVED, "lm_head.weight") if config.tie_embeddings else (_DERIVED,)
     return frozenset(name for name in names if name.startswith(prefixes) or name.endswith(endings))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from plait_worker.errors import ModelFilesError
 from plait_worker.model_config import ModelConfig
-from plait_worker.models import deepseek, llama, minimax_m2, mistral, qwen2, qwen3, qwen3_moe
+from plait_worker.models import deepseek, deepseek_v4, llama, minimax_m2, mistral, qwen2, qwen3, qwen3_moe
 from plait_worker.models.family import FamilySpec
 from plait_worker.weights import gguf_config, json_config
 from plait_worker.weights.fields import Fields
@@ -19,6 +19,7 @@ FAMILIES = (
     qwen3_moe.FAMILY,
     deepseek.V2,
     deepseek.V3,
+    deepseek_v4.FAMILY,
     minimax_m2.FAMILY,
     mistral.FAMILY,
 )
@@ -34,6 +35,10 @@ def spec_of(config: ModelConfig) -> FamilySpec:
 def read_config(fields: Fields) -> ModelConfig:
     """The model that a ``config.json`` describes; raises ``ModelFilesError`` if it is not supported."""
     architecture = json_config.read_architecture(fields)
+    if architecture.startswith("DeepseekV41") or fields.text("model_type", "") == "deepseek_v41":
+        raise ModelFilesError(
+            f"{fields.where}: DeepSeek-V4.1 is another architecture than DeepSeek-V4 and is not supported; serve V4"
+        )
     if architecture not in _BY_ARCHITECTURE:
         raise _unsupported(fields.where, architecture, _BY_ARCHITECTURE)
     return json_config.read_config(fields, architecture, _BY_ARCHITECTURE[architecture].config)

@@ -37,6 +37,8 @@ class ConfigSpec:
     """The experts, from the fields and the number of layers; None for a dense model."""
     read_mla: Callable[[Fields, RopeConfig], MlaConfig] | None = None
     """The sizes of MLA; None for a family without it."""
+    read_whole: Callable[[Fields, str], ModelConfig] | None = None
+    """Reads everything, from the fields and the architecture, for a family with little in common with the others."""
 
 
 def read_config(fields: Fields, architecture: str, spec: ConfigSpec) -> ModelConfig:
@@ -44,6 +46,8 @@ def read_config(fields: Fields, architecture: str, spec: ConfigSpec) -> ModelCon
 
     Raises ``ModelFilesError`` for an activation, rope type, quantisation or attention pattern that is not supported.
     """
+    if spec.read_whole is not None:
+        return spec.read_whole(fields, architecture)
     _check_supported(fields, spec)
     num_heads = fields.integer("num_attention_heads", high=MAX_WIDTH)
     hidden_size = fields.integer("hidden_size", high=MAX_WIDTH)

@@ -68,22 +68,21 @@ class SafetensorsFolder:
 
     def read(self, name: str) -> Tensor:
         """A view of the mapped file in the stored type; de-quantised tensors are float32."""
-        if self.fp8 is not None and self._dtype(name) == FP8:
+        if self.fp8 is not None and self.dtype(name) == FP8:
             return self._dequantised(name, self.fp8)
-        return self._read_as_stored(name, FLOATING)
+        return self.read_as_stored(name, FLOATING)
 
     def _dequantised(self, name: str, fp8: Fp8Blocks) -> Tensor:
         if scale_name(name) not in self._by_name:
             raise ModelFilesError(f"the model files lack the tensor {scale_name(name)}: download them again")
         try:
-            return fp8.dequantise(
-                self._read_as_stored(name, (FP8,)), self._read_as_stored(scale_name(name), SCALE_TYPES)
-            )
+            return fp8.dequantise(self.read_as_stored(name, (FP8,)), self.read_as_stored(scale_name(name), SCALE_TYPES))
         except ValueError as error:
             raise ModelFilesError(f"tensor {name} cannot be de-quantised: {error}; download the model again") from error
 
-    def _read_as_stored(self, name: str, types: tuple[str, ...]) -> Tensor:
-        dtype = self._dtype(name)
+    def read_as_stored(self, name: str, types: tuple[str, ...]) -> Tensor:
+        """A view of the mapped file; raises ``ModelFilesError`` if its type is not one of ``types``."""
+        dtype = self.dtype(name)
         if dtype not in types:
             raise ModelFilesError(
                 f"tensor {name} is {dtype}, which is not supported there; {', '.join(types)} are: use the unquantised "
@@ -101,9 +100,14 @@ class SafetensorsFolder:
         """Tensors that are read with the weights they belong to."""
         if self.fp8 is None:
             return set()
-        return {scale_name(name) for name in self._by_name if self._dtype(name) == FP8}
+        return {scale_name(name) for name in self._by_name if self.dtype(name) == FP8}
 
-    def _dtype(self, name: str) -> str:
+    def holds(self, name: str) -> bool:
+        """Whether a tensor is there, scales included."""
+        return name in self._by_name
+
+    def dtype(self, name: str) -> str:
+        """What safetensors calls a tensor's type."""
         return self._by_name[name].get_slice(name).get_dtype()
 
 

@@ -1,0 +1,193 @@
+"""DeepSeek-V4 computes what transformers computes, wherever chunks end and whatever shares a step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from plait_testing.deepseek_v4 import CONFIGS, V4Driver, random_ids, random_v4, reference_logprobs
+from plait_testing.v4_faults import FAULTS, Fault
+from plait_worker.models.loader import load_model
+from plait_worker.models.model import Model
+from plait_worker.parallel import Parallel
+from torch import Tensor
+
+CPU = torch.device("cpu")
+LIMIT = 1e-4
+"""Of a log-probability: rounding gives 1e-5, the smallest of the faults 5e-3."""
+assert_close = partial(torch.testing.assert_close, atol=LIMIT, rtol=0)
+LENGTHS = {"real ratios": 430}
+CHUNKS = (2, 1, 3, 7, 4, 5, 17, 16, 31, 129, 64, 127, 430, 128)
+
+
+class Case(NamedTuple):
+    """A loaded model, and what transformers computes for a prompt."""
+
+    model: Model[Any]
+    ids: list[int]
+    expected: Tensor
+
+    def driver(self, **settings: Any) -> V4Driver:
+        return V4Driver(self.model, self.page_size, **settings)
+
+    @property
+    def page_size(self) -> int:
+        compressed = self.model.config.compressed
+        assert compressed is not None
+        return compressed.page_multiple
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    @cache
+    def case_of(name: str) -> Case:
+        path, reference = tmp_path_factory.mktemp("v4"), random_v4(name)
+        reference.save_pretrained(path)
+        ids = random_ids(LENGTHS.get(name, 160))
+        return Case(load_model(path, "float32", CPU, Parallel()), ids, reference_logprobs(reference, ids))
+
+    return case_of
+
+
+def in_chunks(driver: V4Driver, ids: Sequence[int], chunk: int, name: str = "a") -> Tensor:
+    """Of every position of a prompt."""
+    return torch.cat([driver.step({name: ids[i : i + chunk]})[name] for i in range(0, len(ids), chunk)])
+
+
+@pytest.mark.acceptance("cpu")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_log_probabilities_equal_transformers_in_chunks(
+    name: str, case_of: Callable[[str], Case], sized: Callable[[int, int], int]
+) -> None:
+    case = case_of(name)
+    assert case.expected.std() > 0.4, "a nearly uniform model would hide mistakes"
+    for chunk in CHUNKS[:: sized(3, 1)]:
+        assert_close(in_chunks(case.driver(), case.ids, chunk), case.expected)
+
+
+def mixed_steps(case: Case, num_decoding: int, num_prefilling: int, offset: int, chunk: int) -> None:
+    """Decode rows beside chunks: all begin ``offset`` tokens apart, so that blocks close at different rows."""
+    driver = case.driver(num_pages=512)
+    decoding = {f"d{row}": 1 + offset + 3 * row for row in range(num_decoding)}
+    for name, length in decoding.items():
+        driver.step({name: case.ids[:length]})
+    prompts = {f"p{row}": case.ids[: 80 + 7 * row] for row in range(num_prefilling)}
+    while prompts:
+        done = {name: driver.lengths.get(name, 0) for name in prompts}
+        chunks = {
+            name: ids[done[name] : done[name] + chunk + index] for index, (name, ids) in enumerate(prompts.items())
+        }
+        tokens = {name: case.ids[driver.lengths[name]] for name in decoding}
+        starts = {name: driver.lengths.get(name, 0) for name in (*chunks, *tokens)}
+        for name, logprobs in driver.step(chunks, tokens).items():
+            assert_close(logprobs, case.expected[starts[name] : starts[name] + len(logprobs)])
+        prompts = {name: ids for name, ids in prompts.items() if driver.lengths[name] < len(ids)}
+
+
+@pytest.mark.acceptance("cpu")
+def test_mixed_steps_equal_transformers_at_every_position_of_a_block(
+    case_of: Callable[[str], Case], sized: Callable[[int, int], int]
+) -> None:
+    cases = list(itertools.product(range(16), range(1, 6), range(1, 4)))
+    for offset, num_decoding, num_prefilling in cases[:: sized(41, 1)]:
+        mixed_steps(case_of("mixed"), num_decoding, num_prefilling, offset, chunk=5 + offset)
+
+
+def decode_from(case: Case, lengths: Sequence[int], num_decoded: int) -> None:
+    """Decode behind prompts of these lengths, several requests a step."""
+    for first in range(0, len(lengths), 8):
+        driver = case.driver(num_pages=512)
+        names = {f"{length}": length for length in lengths[first : first + 8]}
+        for name, length in names.items():
+            driver.step({name: case.ids[:length]})
+        for _ in range(num_decoded):
+            positions = {name: driver.lengths[name] for name in names if driver.lengths[name] < len(case.ids)}
+            tokens = {name: case.ids[position] for name, position in positions.items()}
+            for name, logprobs in driver.step({}, tokens).items():
+                assert_close(logprobs[0], case.expected[positions[name]])
+
+
+@pytest.mark.acceptance("cpu")
+def test_decoding_from_every_length_equals_transformers(
+    case_of: Callable[[str], Case], sized: Callable[[int, int], int]
+) -> None:
+    decode_from(case_of("real ratios"), range(1, 301, sized(18, 1)), 6)
+
+
+@pytest.mark.parametrize("name", ["mixed", "real ratios"])
+def test_a_snapshot_inside_a_chunk_is_all_that_a_request_needs_beside_its_pages(
+    name: str, case_of: Callable[[str], Case]
+) -> None:
+    case, chunk = case_of(name), case_of(name).page_size + 19
+    driver = case.driver()
+    boundary = 2 * chunk // case.page_size * case.page_size
+    first = driver.step({"a": case.ids[:chunk]})["a"]
+    second = driver.step({"a": case.ids[chunk : 2 * chunk]}, saves=[("a", boundary, 2)])["a"]
+    assert_close(torch.cat((first, second)), case.expected[: 2 * chunk])
+    driver.restore("b", "a", boundary, 2)
+    rest = case.ids[boundary:]
+    assert_close(in_chunks(driver, rest, 11, "b"), case.expected[boundary:])
+
+
+def test_a_snapshot_taken_while_decoding_is_that_of_a_chunk(case_of: Callable[[str], Case]) -> None:
+    case = case_of("mixed")
+    driver, boundary = case.driver(), 3 * case.page_size
+    driver.step({"a": case.ids[: boundary - 1]})
+    driver.step({}, {"a": case.ids[boundary - 1]}, saves=[("a", boundary, 0)])
+    driver.restore("b", "a", boundary, 0)
+    assert_close(driver.step({"b": case.ids[boundary:]})["b"], case.expected[boundary:])
+
+
+def test_several_snapshots_of_one_chunk(case_of: Callable[[str], Case]) -> None:
+    case = case_of("mixed")
+    driver, page = case.driver(), case.page_size
+    driver.step({"a": case.ids[:5]})
+    driver.step({"a": case.ids[5:]}, saves=[("a", page, 3), ("a", 5 * page, 1)])
+    for snapshot, boundary in ((3, page), (1, 5 * page)):
+        driver.restore(f"b{snapshot}", "a", boundary, snapshot)
+        logprobs = driver.step({f"b{snapshot}": case.ids[boundary:]})[f"b{snapshot}"]
+        assert_close(logprobs, case.expected[boundary:])
+
+
+def test_slots_and_pages_of_ended_requests_leave_nothing_behind(case_of: Callable[[str], Case]) -> None:
+    case = case_of("mixed")
+    driver = case.driver(num_slots=1, num_pages=12)
+    for _ in range(3):
+        in_chunks(driver, random_ids(100, 7), 23, "old")
+        driver.free("old")
+        assert_close(in_chunks(driver, case.ids, 31), case.expected)
+        driver.free("a")
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
+def test_every_fault_of_other_servers_fails_the_comparison(
+    fault: Fault, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    case = _fresh_case(tmp_path_factory)
+    with torch.inference_mode():
+        fault(monkeypatch, case.model)
+    with pytest.raises(AssertionError, match="not close"):
+        assert_close(in_chunks(case.driver(), case.ids, 7), case.expected)
+
+
+_SAVED: dict[str, Any] = {}
+
+
+def _fresh_case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """The mixed model, loaded anew: faults change its weights."""
+    if not _SAVED:
+        path, reference = tmp_path_factory.mktemp("v4"), random_v4("mixed")
+        reference.save_pretrained(path)
+        ids = random_ids(160)
+        _SAVED.update(path=path, ids=ids, expected=reference_logprobs(reference, ids))
+    model = load_model(_SAVED["path"], "float32", CPU, Parallel())
+    return Case(model, _SAVED["ids"], _SAVED["expected"])
