@@ -211,6 +211,8 @@ def _sizes_to_divide(config: ModelConfig, whole_experts: bool) -> dict[str, int]
     moe, sizes = config.moe, {}
     if config.mla is not None:
         sizes["attention heads (num_attention_heads)"] = config.num_heads
+    if config.compressed is not None:
+        sizes["output groups (o_groups)"] = config.compressed.num_groups
     if moe is None or moe.dense_layers:
         sizes["MLP width (intermediate_size)"] = config.intermediate_size
     if moe is not None and (moe.shared_size or not whole_experts):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from plait_testing.deepseek_v4 import CONFIGS, V4Driver, random_ids, random_v4, reference_logprobs
+from plait_testing.rank_threads import on_every_rank
 from plait_testing.v4_faults import FAULTS, Fault
 from plait_worker.models.loader import load_model
 from plait_worker.models.model import Model
@@ -191,3 +193,16 @@ def _fresh_case(tmp_path_factory: pytest.TempPathFactory) -> Case:
         _SAVED.update(path=path, ids=ids, expected=reference_logprobs(reference, ids))
     model = load_model(_SAVED["path"], "float32", CPU, Parallel())
     return Case(model, _SAVED["ids"], _SAVED["expected"])
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_together_compute_what_one_computes(world: int, tmp_path: Path) -> None:
+    reference, ids = random_v4("mixed"), random_ids(90)
+    reference.save_pretrained(tmp_path)
+
+    def logprobs(parallel: Parallel) -> Tensor:
+        return in_chunks(V4Driver(load_model(tmp_path, "float32", CPU, parallel)), ids, 31)
+
+    expected = reference_logprobs(reference, ids)
+    for together in on_every_rank(world, tmp_path, logprobs):
+        assert_close(together, expected)

@@ -38,6 +38,9 @@ _log = logging.getLogger(__name__)
 
 _DERIVED = "rotary_emb.inv_freq"
 """Ending of tensors in old files that the configuration implies."""
+_HEADS = "lm_head.weight", "head.weight"
+_DSPARK = "dspark"
+"""In the names of a draft module that newer DeepSeek-V4 files hold."""
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _COUNTED_BYTES = 1 << 45
 """Counting of random weights stops here: no model is larger, whatever its configuration asks for."""
@@ -110,6 +113,9 @@ def load_model(
     with torch.inference_mode(), _prefetch(files, frozenset(files.names) - unused - elsewhere, device, parallel):
         model = read_model(config, weights, parallel, fp8)
     weights.check_leftovers(unused | elsewhere)
+    drafts = [name for name in unused if _DSPARK in name]
+    if drafts:
+        _log.info("weights: %d tensors of DSpark's draft module are passed over; nothing runs it yet", len(drafts))
     if unused:
         _log.info("weights: %d of %d tensors are not needed and not loaded", len(unused), len(files.names))
     return model
@@ -205,8 +211,12 @@ def unused_tensors(names: Collection[str], config: ModelConfig) -> frozenset[str
     prefixes = tuple(f"model.layers.{layer}." for layer in mtp_layers)
     if config.compressed is not None:
         prefixes = ("mtp.",)
-    endings = (_DERIVED, "lm_head.weight") if config.tie_embeddings else (_DERIVED,)
-    return frozenset(name for name in names if name.startswith(prefixes) or name.endswith(endings))
+    endings = (_DERIVED, *_HEADS) if config.tie_embeddings else (_DERIVED,)
+    return frozenset(
+        name
+        for name in names
+        if name.startswith(prefixes) or name.endswith(endings) or (config.compressed is not None and _DSPARK in name)
+    )
 
 
 def other_ranks_experts(names: Collection[str], config: ModelConfig, parallel: Parallel) -> frozenset[str]:
@@ -221,6 +231,8 @@ def other_ranks_experts(names: Collection[str], config: ModelConfig, parallel: P
 def _check_layout(config: ModelConfig, parallel: Parallel) -> None:
     """Raise ``ValueError`` if the ranks cannot divide the model."""
     if parallel.experts is not None:
+        if config.compressed is not None:
+            raise ValueError(f"--dp-attention is not supported for {config.architecture}; leave it out")
         check_shares_experts(config, parallel.experts.ranks.world)
     check_divisible(config, parallel.world, whole_experts=parallel.experts is not None)
 
