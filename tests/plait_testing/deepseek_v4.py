@@ -87,6 +87,9 @@ def random_v4(name: str, seed: int = 0, **changes: Any) -> transformers.Deepseek
     with torch.no_grad():
         for tensor_name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             _draw(tensor_name, tensor, config.n_routed_experts)
+        for module in model.modules():
+            if type(module).__name__.endswith("Router"):
+                module.weight.normal_(0, 0.5)
     return model
 
 
@@ -99,8 +102,6 @@ def _draw(name: str, tensor: Tensor, num_experts: int) -> None:
         tensor.uniform_(0.5, 1.5)
     elif name.endswith(("hc.fn", "hc_fn")) or name.endswith("e_score_correction_bias"):
         tensor.normal_(0, 0.3)
-    elif name.endswith("mlp.gate.weight"):
-        tensor.normal_(0, 0.5)
 
 
 def random_ids(length: int, seed: int = 1) -> list[int]:

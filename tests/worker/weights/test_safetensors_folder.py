@@ -347,7 +347,6 @@ def test_yarn_warms_the_scores_of_latent_attention_only_where_it_says_so() -> No
         ({"qk_rope_head_dim": 3}, "qk_rope_head_dim is 3, but must be even"),
         ({"kv_lora_rank": None}, "lacks 'kv_lora_rank'"),
         ({"architectures": ["DeepseekV32ForCausalLM"]}, "architecture DeepseekV32ForCausalLM is not supported"),
-        ({"architectures": ["DeepseekV4ForCausalLM"]}, "architecture DeepseekV4ForCausalLM is not supported"),
     ],
 )
 def test_a_deepseek_that_would_be_computed_wrongly_is_refused(changes: dict[str, Any], reason: str) -> None:

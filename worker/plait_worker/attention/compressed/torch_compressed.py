@@ -144,7 +144,7 @@ class CompressedStep:
 
 
 def _scores(q_BIE: Tensor, weights_BI: Tensor, keys_GME: Tensor) -> Tensor:
-    """``[B, M]``: the weighted sum of the heads' rectified products; G is 1 if all tokens are of one row, else B."""
+    """``[B, M]``: the heads' weighted sum, rectified first; G is 1 if all tokens are of one row, else B."""
     scale = (q_BIE.shape[1] * q_BIE.shape[2]) ** -0.5
     if len(keys_GME) == 1:
         products_BIM = (q_BIE.flatten(0, 1) @ keys_GME[0].T).view(*q_BIE.shape[:2], -1)
