@@ -44,6 +44,8 @@ class PageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Tokens in a page."""
     num_pages: int | None
     """Pages asked for; None lets the worker measure."""
+    num_snapshots: int | None = None
+    """Snapshots of slot state asked for; None takes an eighth of what pages take."""
     memory_fraction: float | None
     """Share of the free memory for weights and pages; None takes the device's own rule."""
 

@@ -53,6 +53,8 @@ class Stepper:
         self._new: list[NewSlot] = []
         self._appended: list[int] = []
         self._freed: list[int] = []
+        self._saved: list[int] = []
+        self._restored: list[int] = []
 
     def admit(
         self,
@@ -83,6 +85,14 @@ class Stepper:
             request.pages.append(page)
             self._appended += [slot, page]
         request.num_computed = num_tokens
+
+    def save(self, slot: int, position: int, snapshot: int) -> None:
+        """Keep the slot's state before this position; the next step's row computes the token before it."""
+        self._saved += [slot, position, snapshot]
+
+    def restore(self, slot: int, snapshot: int) -> None:
+        """The next step begins with the snapshot in the slot, which is new."""
+        self._restored += [slot, snapshot]
 
     def free(self, slot: int) -> Request:
         """End the slot's request with the next step; its pages are free at once."""
@@ -139,7 +149,10 @@ class Stepper:
             token_ids=words(token_ids),
             appended_pages=words(self._appended),
             freed_slots=words(self._freed),
+            restored_slots=words(self._restored),
+            saved_slots=words(self._saved),
         )
+        self._saved, self._restored = [], []
         self._next_step += 1
         self._new, self._appended, self._freed = [], [], []
         self.last_plan = plan

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from plait_worker.errors import ensure
-from plait_worker.rows import Rows
+from plait_worker.rows import Rows, Save
 from plait_worker.slots import Slots
 from plait_worker.step_inputs import Ints, StepInputs
 
@@ -46,7 +46,24 @@ def build_rows(inputs: StepInputs, slots: Slots, vocab: int) -> Rows:
         positions_T=slots.to_device(positions(inputs, ends_R)),
         page_table_RW=slots.page_table(slots_R, int((inputs.starts_R + inputs.lengths_R).max(initial=0))),
         sample_index_S=slots.to_device(ends_R[inputs.samples_R] - 1),
+        saves=read_saves(inputs) if len(inputs.saved_X3) else (),
     )
+
+
+def read_saves(inputs: StepInputs) -> list[Save]:
+    """The snapshots that the step takes. Raises ``WorkerError`` if one lies outside its slot's row."""
+    row_of = {slot: row for row, slot in enumerate(inputs.slots_R.tolist())}
+    saves = []
+    for slot, position, snapshot in inputs.saved_X3.tolist():
+        ensure(slot in row_of, f"the plan saves slot {slot}, which has no row")
+        row = row_of[slot]
+        start, length = int(inputs.starts_R[row]), int(inputs.lengths_R[row])
+        ensure(
+            start < position <= start + length,
+            f"the plan saves slot {slot} before position {position}, and its row computes {length} tokens from {start}",
+        )
+        saves.append(Save(row, position, snapshot))
+    return saves
 
 
 def check_tokens(inputs: StepInputs, vocab: int) -> None:

@@ -18,7 +18,9 @@ from plait_proto.families import CacheKind
 from torch import Tensor
 
 from plait_worker.attention.spec import AttentionSpec
+from plait_worker.errors import ensure
 from plait_worker.slot_state import NO_STATE, StateSizes, allocate_state
+from plait_worker.step_inputs import Ints
 
 _HUGE_PAGE = 1 << 21
 """A huge page of Linux: 2 MiB on x86-64, and on ARM with pages of 4 KiB."""
@@ -55,6 +57,7 @@ class KVCache:
     ) -> None:
         """Allocate the pools, zero-filled: a masked probability of 0 times a NaN left in memory is NaN."""
         self.num_pages = num_pages
+        self.num_snapshots = state.num_snapshots
         self.page_size = page_size
         pools = {
             spec: iter(_allocate_pages(spec, num, num_pages, page_size, device)) for spec, num in Counter(specs).items()
@@ -64,6 +67,20 @@ class KVCache:
         states = (allocate_state(spec.attention, state, device) for spec in specs)
         self.states = [each for each in states if each is not None]
         """Of each layer with slot state: all layers of a model, or none."""
+
+    def restore(self, restored_X2: Ints) -> None:
+        """Copy snapshots into slots: pairs ``(slot, snapshot)``. Raises ``WorkerError`` if there is no such one."""
+        if len(restored_X2) == 0:
+            return
+        self.check_snapshots(restored_X2[:, 1])
+        slots_X, snapshots_X = torch.from_numpy(restored_X2).T
+        for state in self.states:
+            state.restore(slots_X.to(state.raw.device), snapshots_X.to(state.raw.device))
+
+    def check_snapshots(self, snapshots: Ints) -> None:
+        """Raise ``WorkerError`` if the plan names a snapshot that is not there."""
+        most = self.num_snapshots
+        ensure(len(snapshots) == 0 or int(snapshots.max()) < most, f"the plan names a snapshot, and there are {most}")
 
     @property
     def dummy_page(self) -> int:

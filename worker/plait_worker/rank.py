@@ -202,6 +202,8 @@ class Rank:
             self.slots.apply(inputs)
             inputs = self.slots.divert_void_rows(inputs)
             self.slots.advance(inputs)
+            self.cache.restore(inputs.restored_X2)
+            self.cache.check_snapshots(inputs.saved_X3[:, 2])
             self.totals.count(inputs)
             graph = self._graph(plan.decision, inputs)
             self._begin_exchange(plan.decision, inputs, graph)

@@ -75,6 +75,10 @@ class Slots:
         self._free(inputs.freed_F)
         self._open_slots(inputs)
         self._append(inputs.appended_A2)
+        restored = inputs.restored_X2[:, 0]
+        if len(restored):
+            self._check_slots(restored)
+            ensure(bool(self._is_fresh_N[restored].all()), "the plan restores a slot that is not new")
 
     def divert_void_rows(self, inputs: StepInputs) -> StepInputs:
         """Give the rows that follow a token which was not sampled to the dummy slot.

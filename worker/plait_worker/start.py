@@ -32,7 +32,7 @@ from plait_worker.attention.backend import UnplannedPrefill, requirements_for
 from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.attention.selection import choose_attention
 from plait_worker.cache import KVCache, bytes_per_page
-from plait_worker.capacity import MemoryBudget, choose_num_pages, cpu_pool_bytes, gpu_pool_bytes
+from plait_worker.capacity import MemoryBudget, cpu_pool_bytes, gpu_pool_bytes
 from plait_worker.cpu_activations import cpu_activation_bytes
 from plait_worker.device import device_facts, free_device_bytes, open_device
 from plait_worker.errors import ModelFilesError, WorkerError, first_line, is_out_of_memory
@@ -44,10 +44,12 @@ from plait_worker.machine import free_memory_bytes
 from plait_worker.models.loader import dummy_model, load_model
 from plait_worker.models.model import Model
 from plait_worker.parallel import Parallel
+from plait_worker.pools import check_cache, choose_pools, state_bytes
 from plait_worker.profile_run import fill_allocators, measure_activation_bytes
 from plait_worker.rank import Rank
 from plait_worker.rendezvous import check_rank, connect_gpus, init_parallel, open_peers
 from plait_worker.rows import Rows
+from plait_worker.slot_state import StateSizes
 from plait_worker.slots import Slots
 from plait_worker.torch_threads import limit_torch_threads
 from plait_worker.warm_up import StepLimits, warm_up_steps
@@ -123,7 +125,8 @@ def load(config: WorkerConfig, member: Member) -> Loaded:
     device, parallel = member.device, member.parallel
     with _log_duration("weights"):
         model = _load_model(config, device, parallel)
-    max_tokens = config.max_batch_tokens + config.max_seqs
+    check_cache(config, model, device.type)
+    max_tokens = _max_tokens(config)
     open_peers(parallel, device, model.config, model.dtype, max_tokens, config.device.custom_all_reduce)
     requirements = requirements_for(
         model.attention_specs, config.pages.page_size, config.attention.mla_context_chunk_size, max_tokens, device
@@ -134,6 +137,11 @@ def load(config: WorkerConfig, member: Member) -> Loaded:
         limit_torch_threads(model, attention)
     check_agreement(_step_facts(config, model, attention), parallel.everyone)
     return Loaded(config, member, model, attention)
+
+
+def _max_tokens(config: WorkerConfig) -> int:
+    """Of one step, padding included."""
+    return config.max_batch_tokens + config.max_seqs
 
 
 def _step_facts(config: WorkerConfig, model: Model[Any], attention: ModelAttention) -> dict[str, str]:
@@ -163,7 +171,8 @@ def _check_drafts(config: WorkerConfig) -> None:
 def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
     """Allocate the cache and the slots, capture the graphs, and on a GPU run the warm-up."""
     config, model = loaded.config, loaded.model
-    cache = KVCache(model.cache_specs, welcome.num_pages, config.pages.page_size, loaded.member.device)
+    state = StateSizes(welcome.num_slots, _max_tokens(config), welcome.num_snapshots)
+    cache = KVCache(model.cache_specs, welcome.num_pages, config.pages.page_size, loaded.member.device, state)
     slots = Slots(
         welcome.num_slots,
         welcome.num_pages,
@@ -238,6 +247,7 @@ def _free_bytes(device: torch.device) -> int:
 def _hello(loaded: Loaded, config_bytes: bytes) -> Hello:
     config, model = loaded.config, loaded.model
     page_bytes = bytes_per_page(model.cache_specs, config.pages.page_size)
+    pools = choose_pools(config, page_bytes, state_bytes(config, model), *_budget(loaded))
     return Hello(
         protocol=PROTOCOL,
         schema=SCHEMA_FINGERPRINT,
@@ -247,13 +257,14 @@ def _hello(loaded: Loaded, config_bytes: bytes) -> Hello:
         pid=os.getpid(),
         device=f"{loaded.member.device_name}, {loaded.attention.name} attention",
         dtype=_dtype_in_words(model),
-        num_pages=_num_pages(loaded, page_bytes),
+        num_pages=pools.num_pages,
         page_bytes=page_bytes,
         weight_bytes=model.weight_bytes,
         graphs=tuple(
             CapturedSize(size.prompt_tokens, size.prompt_rows, size.decode_rows, size.context_tokens)
             for size in loaded.graph_sizes
         ),
+        slot_state=pools.slot_state,
     )
 
 
@@ -263,14 +274,15 @@ def _dtype_in_words(model: Model[Any]) -> str:
     return str(model.dtype).removeprefix("torch.") + (f" with {kinds} weights" if kinds else "")
 
 
-def _num_pages(loaded: Loaded, page_bytes: int) -> int:
+def _budget(loaded: Loaded) -> tuple[int, MemoryBudget]:
+    """Bytes for the pools of pages and of slot state, and what they come from."""
     config, model = loaded.config, loaded.model
     if loaded.member.device.type == "cpu":
         activation_bytes = cpu_activation_bytes(config, model.config, model.dtype.itemsize, _gathered_itemsize(loaded))
         budget = MemoryBudget(
             _free_bytes(loaded.member.device) // config.parallel.num_local_ranks, model.weight_bytes, activation_bytes
         )
-        return choose_num_pages(config, page_bytes, cpu_pool_bytes(config, budget), budget)
+        return cpu_pool_bytes(config, budget), budget
     try:
         activation_bytes = measure_activation_bytes(config, model, loaded.attention, loaded.member.device)
     except torch.OutOfMemoryError as error:
@@ -279,7 +291,7 @@ def _num_pages(loaded: Loaded, page_bytes: int) -> int:
             f"a step of {config.max_batch_tokens} tokens does not fit: {error}; lower --max-batch-tokens or --max-seqs",
         ) from error
     budget = MemoryBudget(_free_bytes(loaded.member.device), model.weight_bytes, activation_bytes)
-    return choose_num_pages(config, page_bytes, gpu_pool_bytes(config, budget), budget)
+    return gpu_pool_bytes(config, budget), budget
 
 
 def _gathered_itemsize(loaded: Loaded) -> int | None:

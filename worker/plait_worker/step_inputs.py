@@ -1,6 +1,6 @@
 """A plan as integer arrays on the host.
 
-Shapes: P prefill rows, D decode rows, R = P + D rows, T tokens computed, A appended pages, F freed slots.
+Shapes: P prefill rows, D decode rows, R = P + D rows, T tokens computed, A appended pages, F freed slots, X snapshots.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ class StepInputs:
     """What new slots change about their logits."""
     scored_E2: Ints = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
     """(slot, token id): the slot's records have the token behind the best ones, in this order."""
+    restored_X2: Ints = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
+    """(new slot, snapshot): the slot's request begins behind what the snapshot's did."""
+    saved_X3: Ints = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))
+    """(slot, position, snapshot): what the slot's state is before the token at this position."""
     void_R: Bools | None = None
     """Decode rows of the dummy slot: they follow a token that was not sampled. None if there are none."""
 
@@ -100,6 +104,8 @@ def read_plan(plan: Plan) -> StepInputs:
         samples_R=np.concatenate(((flags_P & IS_LAST_CHUNK) != 0, ones_D != 0)),
         has_lookahead_P=(flags_P & LOOKAHEAD) != 0,
         token_ids=_words(plan.token_ids),
+        restored_X2=_words(plan.restored_slots).reshape(-1, 2),
+        saved_X3=_words(plan.saved_slots).reshape(-1, 3),
     )
 
 

@@ -1,0 +1,105 @@
+"""How many pages and snapshots fit on a rank beside the slots' state, and what a model's cache asks of the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plait_proto import ExitCode, SlotState, WorkerConfig
+
+from plait_worker.capacity import MemoryBudget, choose_num_pages
+from plait_worker.errors import WorkerError
+from plait_worker.models.model import Model
+from plait_worker.slot_state import slot_bytes, snapshot_bytes, staged_bytes
+
+_SNAPSHOTS_SHARE = 8
+"""Snapshots take one part of memory where pages take so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """What a model keeps beside its pages, on one rank; all zero for most."""
+
+    slot: int = 0
+    snapshot: int = 0
+    reserved: int = 0
+    """Of all slots, the dummy included, and of one step's raw keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """What a rank offers."""
+
+    num_pages: int
+    slot_state: SlotState | None
+
+
+def state_bytes(config: WorkerConfig, model: Model[Any]) -> StateBytes:
+    """Of the slots that the settings ask for."""
+    specs = model.attention_specs
+    slot, max_tokens = slot_bytes(specs), config.max_batch_tokens + config.max_seqs
+    return StateBytes(slot, snapshot_bytes(specs), (config.max_seqs + 1) * slot + staged_bytes(specs, max_tokens))
+
+
+def choose_pools(
+    config: WorkerConfig, page_bytes: int, state: StateBytes, pool_bytes: int, budget: MemoryBudget
+) -> Pools:
+    """Slots first, then pages and snapshots.
+
+    Raises ``WorkerError`` of code HARDWARE if one of them does not fit, as ``choose_num_pages`` does.
+    """
+    if not state.slot:
+        return Pools(choose_num_pages(config, page_bytes, pool_bytes, budget), None)
+    _check_slots_fit(config, state, budget)
+    page_bytes = max(1, page_bytes)  # a model of dense layers alone keeps nothing in pages
+    free = replace(budget, free_bytes=budget.free_bytes - state.reserved)
+    left = pool_bytes - state.reserved
+    asked = config.pages.num_snapshots
+    of_snapshots = left // (_SNAPSHOTS_SHARE + 1) if asked is None else asked * state.snapshot
+    num_pages = choose_num_pages(config, page_bytes, left - of_snapshots, free)
+    num_snapshots = num_pages * page_bytes // _SNAPSHOTS_SHARE // state.snapshot if asked is None else asked
+    _check_snapshots_fit(num_snapshots * state.snapshot, free.offered_bytes - num_pages * page_bytes, num_snapshots)
+    return Pools(num_pages, SlotState(state.slot, state.snapshot, num_snapshots))
+
+
+def _check_slots_fit(config: WorkerConfig, state: StateBytes, budget: MemoryBudget) -> None:
+    if state.reserved > budget.offered_bytes:
+        raise WorkerError(
+            ExitCode.HARDWARE,
+            f"--max-seqs {config.max_seqs} needs {_mib(state.reserved)} for the state of its slots, "
+            f"{_mib(state.slot)} a slot, and {_mib(max(0, budget.offered_bytes))} of memory are free for it; lower "
+            "--max-seqs or --max-batch-tokens",
+        )
+
+
+def _check_snapshots_fit(num_bytes: int, offered_bytes: int, num_snapshots: int) -> None:
+    if num_bytes > offered_bytes:
+        raise WorkerError(
+            ExitCode.HARDWARE,
+            f"{num_snapshots} snapshots need {_mib(num_bytes)}, and {_mib(max(0, offered_bytes))} are left beside the "
+            "pages; lower --num-snapshots or --num-pages",
+        )
+
+
+def check_cache(config: WorkerConfig, model: Model[Any], device_type: str) -> None:
+    """Raise ``WorkerError`` of code SETTINGS if the model's cache cannot have such pages, or has no kernel there."""
+    compressed = model.config.compressed
+    if compressed is None:
+        return
+    multiple, page_size = compressed.page_multiple, config.pages.page_size
+    if page_size % multiple:
+        fitting = max(256, multiple)
+        raise WorkerError(
+            ExitCode.SETTINGS,
+            f"--page-size {page_size} does not hold whole entries of this model: it must be a multiple of {multiple}, "
+            f"the least common one of its layers' ratios; set --page-size {fitting}",
+        )
+    if device_type != "cpu":
+        raise WorkerError(
+            ExitCode.SETTINGS,
+            f"{model.config.architecture} has no GPU kernels in this version; set --device cpu",
+        )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"
