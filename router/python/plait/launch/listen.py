@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import socket
+from collections.abc import MutableMapping
 
 from plait.errors import SettingsError
 
 BACKLOG = 2048
+FIRST_FD = 3
+"""The file descriptor of the first socket that systemd hands over (sd_listen_fds)."""
 
 
 def listen(host: str, port: int, *, has_keys: bool) -> socket.socket:
@@ -18,11 +22,7 @@ def listen(host: str, port: int, *, has_keys: bool) -> socket.socket:
     the network could use the server.
     """
     family, address = _resolve(host, port)
-    if not has_keys and not ipaddress.ip_address(address[0].partition("%")[0]).is_loopback:
-        raise SettingsError(
-            f"--host is {host!r}, which other machines can reach, and there is no --api-key-file; "
-            "give a key file, or listen on 127.0.0.1"
-        )
+    _require_keys(f"--host is {host!r}", address[0], has_keys)
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -33,6 +33,41 @@ def listen(host: str, port: int, *, has_keys: bool) -> socket.socket:
         raise SettingsError(_why_not(host, port, error)) from error
     listener.setblocking(False)
     return listener
+
+
+def handed_over(
+    environment: MutableMapping[str, str], *, has_keys: bool, first_fd: int = FIRST_FD
+) -> socket.socket | None:
+    """The socket of a `plait.socket` that systemd listens on; None if it handed none to this process.
+
+    Its variables leave `environment`. Raises `SettingsError` if it is no TCP socket, not the only one, or open to other
+    machines without keys.
+    """
+    if environment.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    _, num, _ = (environment.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
+    if num != "1":
+        raise SettingsError(f"systemd hands over {num or 'no'} sockets, plait serve takes one; give one ListenStream=")
+    listener = socket.socket(fileno=first_fd)
+    try:
+        if listener.family not in (socket.AF_INET, socket.AF_INET6) or listener.type != socket.SOCK_STREAM:
+            raise SettingsError("the socket that systemd hands over is not TCP; give ListenStream= a port")
+        host, port = listener.getsockname()[:2]
+        _require_keys(f"systemd listens on {host} port {port}", host, has_keys)
+    except SettingsError:
+        listener.close()
+        raise
+    listener.set_inheritable(False)
+    listener.setblocking(False)
+    return listener
+
+
+def _require_keys(given: str, address: str, has_keys: bool) -> None:
+    if not has_keys and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        raise SettingsError(
+            f"{given}, which other machines can reach, and there is no --api-key-file; "
+            "give a key file, or listen on 127.0.0.1"
+        )
 
 
 def url(listener: socket.socket) -> str:

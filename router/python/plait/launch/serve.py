@@ -28,7 +28,7 @@ from plait.http.streams import Streams
 from plait.launch.group_checks import with_facts
 from plait.launch.group_place import group_place
 from plait.launch.hash_key import cache_secrets
-from plait.launch.listen import listen, url
+from plait.launch.listen import handed_over, listen, url
 from plait.launch.rank_interface import set_rank_interface
 from plait.launch.recovery import Recovery, restart_budget
 from plait.launch.remote_ranks import AWAITED, num_own_ranks, remote_workers
@@ -69,7 +69,10 @@ def serve(
     )
     secrets = cache_secrets(settings.process.kv_hash_key_file)
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(listen(settings.http.host, settings.http.port, has_keys=keys is not None))
+        handed = handed_over(environment, has_keys=keys is not None)
+        listener = stack.enter_context(
+            handed or listen(settings.http.host, settings.http.port, has_keys=keys is not None)
+        )
         local = find_model(model)
         budget = restart_budget(settings, local.path)
         if budget is not None:
@@ -82,6 +85,8 @@ def serve(
         scheduler = settings.scheduler
         check_chunk(scheduler)
         say(f"  batches  {scheduler.max_seqs} requests at a time, {scheduler.max_batch_tokens} tokens a step: {reason}")
+        if handed is not None:
+            say(f"  note     {url(handed)} is systemd's socket; --host and --port are not read")
         if note := note_for_ranks(settings, shm_bytes()):
             say(f"  note     {note}")
         engine = stack.enter_context(_engine(local, settings, run_dir, group, secrets.hash_key, remote))
