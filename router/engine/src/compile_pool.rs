@@ -52,7 +52,10 @@ impl CompileWorker {
             shared.leave_pending(job.stream);
             return;
         }
-        match self.grammars.compile(&self.model, &job.asked.constraint) {
+        let compiled = self
+            .grammars
+            .compile(&self.model, &job.asked.constraint, job.tenant);
+        match compiled {
             Ok(grammar) => self.intake.admit_constrained(job, &grammar),
             Err(error) => {
                 let error = job.asked.refusal(&error);
@@ -192,6 +195,28 @@ mod tests {
             assert!(put.rejected.is_empty());
         }
 
+        /// The text thread handles requests in order.
+        fn wait_for_texts(&self) {
+            self.submit(StreamId::MAX, 7, None);
+            assert_eq!(
+                self.admitted(),
+                StreamId::MAX,
+                "the others are in the queue"
+            );
+        }
+
+        /// Streams that got an error since the last call.
+        fn rejected(&self) -> Vec<StreamId> {
+            let records = self.shared.output_queue.take();
+            let (mut rest, mut streams) = (records.as_slice(), Vec::new());
+            while let Some((header, behind)) = rest.split_first_chunk::<13>() {
+                let (stream, length) = (header[..8].try_into(), header[9..].try_into());
+                streams.push(u64::from_le_bytes(stream.unwrap()));
+                rest = &behind[u32::from_le_bytes(length.unwrap()) as usize..];
+            }
+            streams
+        }
+
         /// The next stream that reaches the driver.
         fn admitted(&self) -> StreamId {
             self.admitted.recv().unwrap().stream
@@ -285,8 +310,7 @@ mod tests {
         for (stream, text) in [(1, "a+"), (2, "a+"), (3, "b+")] {
             world.submit(stream, 7, regex(text));
         }
-        world.submit(4, 7, None);
-        assert_eq!(world.admitted(), 4, "the others are in the queue");
+        world.wait_for_texts();
         let first = world.compiles.take().unwrap();
         assert_eq!(first.stream, 1);
         assert_eq!(world.compiles.take().unwrap().stream, 3);
@@ -294,5 +318,42 @@ mod tests {
         let followers = world.compiles.finish(&constraint, Duration::ZERO);
         let followers: Vec<_> = followers.iter().map(|job| job.stream).collect();
         assert_eq!(followers, [2]);
+    }
+
+    #[test]
+    fn a_tenant_that_waits_for_one_grammar_in_masses_is_the_one_rejected() {
+        let world = World::with_compilers(0, 3);
+        for stream in 0..=256 {
+            world.submit(stream, 7, regex("a+"));
+        }
+        world.wait_for_texts();
+        assert_eq!(world.rejected(), [256]);
+        let first = world.compiles.take().unwrap();
+        world.submit(300, 7, regex("a+"));
+        world.submit(301, 8, regex("b+"));
+        world.wait_for_texts();
+        assert_eq!(
+            world.rejected(),
+            [300],
+            "and its follower makes room for 8's"
+        );
+        assert_eq!(world.compiles.take().unwrap().stream, 301);
+        let followers = world
+            .compiles
+            .finish(&first.asked.constraint, Duration::ZERO);
+        assert_eq!(followers.len(), 255);
+    }
+
+    #[test]
+    fn who_left_keeps_no_place() {
+        let world = World::with_compilers(0, 3);
+        for stream in 0..256 {
+            world.submit(stream, 7, regex(&format!("a{stream}")));
+        }
+        world.wait_for_texts();
+        assert!(world.compiles.forget(100) && !world.compiles.forget(100));
+        world.submit(256, 7, regex("b"));
+        world.wait_for_texts();
+        assert!(world.rejected().is_empty());
     }
 }

@@ -1,5 +1,6 @@
 //! Constraints that wait to be compiled, so that no text waits behind them: bounded, and taken in turns among tenants.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -34,15 +35,29 @@ pub struct CompileJob {
     pub asked: AskedConstraint,
 }
 
-impl Waits for CompileJob {
-    fn tenant(&self) -> u64 {
-        self.tenant
-    }
-
+impl CompileJob {
     fn num_bytes(&self) -> usize {
         let prompts = self.prepared.prompts.iter();
         let num_tokens: usize = prompts.map(|it| it.request.prompt.len()).sum();
         self.asked.constraint.num_bytes() + num_tokens * size_of::<u32>()
+    }
+}
+
+/// A request in the queue. What wants a grammar that a thread compiles stays there until it is done.
+#[derive(Debug)]
+struct Waiting {
+    /// Of the constraint. Two that share one by chance wait for each other, and no more.
+    hash: u64,
+    job: CompileJob,
+}
+
+impl Waits for Waiting {
+    fn tenant(&self) -> u64 {
+        self.job.tenant
+    }
+
+    fn num_bytes(&self) -> usize {
+        self.job.num_bytes()
     }
 }
 
@@ -59,13 +74,14 @@ pub struct Overflow {
 #[derive(Debug)]
 pub struct CompileQueue {
     num_threads: usize,
+    hasher: RandomState,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    waiting: Turns<CompileJob>,
+    waiting: Turns<Waiting>,
     running: Vec<Running>,
     mean_seconds: f64,
     is_closed: bool,
@@ -74,10 +90,8 @@ struct State {
 /// A constraint that a thread compiles.
 #[derive(Debug)]
 struct Running {
-    constraint: Constraint,
+    hash: u64,
     tenant: u64,
-    /// Requests that want the same grammar. They take no thread.
-    followers: Vec<CompileJob>,
 }
 
 impl CompileQueue {
@@ -85,6 +99,7 @@ impl CompileQueue {
     pub fn new(num_threads: usize) -> Self {
         Self {
             num_threads,
+            hasher: RandomState::new(),
             state: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -92,15 +107,16 @@ impl CompileQueue {
 
     /// Queues a request; never waits. A full queue rejects the last request of the tenant with most.
     pub fn put(&self, job: CompileJob) -> Overflow {
-        let mut state = self.lock();
         let tenant = job.tenant;
-        state.waiting.push(job);
+        let hash = self.hasher.hash_one(&job.asked.constraint);
+        let mut state = self.lock();
+        state.waiting.push(Waiting { hash, job });
         let mut rejected = Vec::new();
         while let Some(by_bytes) = state.overflows() {
-            let Some(job) = state.waiting.drop_last_of_largest(by_bytes, tenant) else {
+            let Some(last) = state.waiting.drop_last_of_largest(by_bytes, tenant) else {
                 break;
             };
-            rejected.push(job);
+            rejected.push(last.job);
         }
         let overflow = Overflow {
             rejected,
@@ -129,19 +145,22 @@ impl CompileQueue {
         }
     }
 
-    /// The constraint of a taken request is compiled. Returns the others that want its grammar.
+    /// The constraint of a taken request is compiled. Returns the others that want its grammar; they take no thread.
     pub fn finish(&self, constraint: &Constraint, took: Duration) -> Vec<CompileJob> {
+        let hash = self.hasher.hash_one(constraint);
         let mut state = self.lock();
         state.mean_seconds += LAST_WEIGHT * (took.as_secs_f64() - state.mean_seconds);
-        let running = state.running.iter();
-        let mut running = running.map(|it| &it.constraint);
-        let followers = match running.position(|it| it == constraint) {
-            Some(place) => state.running.swap_remove(place).followers,
-            None => Vec::new(),
-        };
+        state.running.retain(|it| it.hash != hash);
+        let followers = state.waiting.take_all(|it| it.hash == hash);
         drop(state);
         self.changed.notify_all();
-        followers
+        followers.into_iter().map(|it| it.job).collect()
+    }
+
+    /// The client of a request is gone: whether its request waited here. It does no longer.
+    pub fn forget(&self, stream: StreamId) -> bool {
+        let gone = self.lock().waiting.take_all(|it| it.job.stream == stream);
+        !gone.is_empty()
     }
 
     /// Nothing is compiled from now on.
@@ -159,11 +178,7 @@ impl State {
     /// Whether too many wait, or (true) too many bytes.
     fn overflows(&self) -> Option<bool> {
         let size = self.waiting.size();
-        let num_following: usize = self.running.iter().map(|it| it.followers.len()).sum();
-        match (
-            size.num + num_following > MAX_JOBS,
-            size.num_bytes > MAX_BYTES,
-        ) {
+        match (size.num > MAX_JOBS, size.num_bytes > MAX_BYTES) {
             (true, _) => Some(false),
             (false, true) => Some(true),
             (false, false) => None,
@@ -172,27 +187,16 @@ impl State {
 
     fn next(&mut self, num_threads: usize) -> Option<CompileJob> {
         let most = num_threads.saturating_sub(1).max(1);
-        loop {
-            let running = &self.running;
-            let num_running = |tenant| running.iter().filter(|it| it.tenant == tenant).count();
-            let job = self.waiting.take(|tenant| num_running(tenant) < most)?;
-            let constraint = &job.asked.constraint;
-            match self
-                .running
-                .iter_mut()
-                .find(|it| it.constraint == *constraint)
-            {
-                Some(running) => running.followers.push(job),
-                None => {
-                    self.running.push(Running {
-                        constraint: constraint.clone(),
-                        tenant: job.tenant,
-                        followers: Vec::new(),
-                    });
-                    return Some(job);
-                }
-            }
-        }
+        let running = &self.running;
+        let num_running = |tenant| running.iter().filter(|it| it.tenant == tenant).count();
+        let next = self.waiting.take(|it| {
+            num_running(it.job.tenant) < most && running.iter().all(|other| other.hash != it.hash)
+        })?;
+        self.running.push(Running {
+            hash: next.hash,
+            tenant: next.job.tenant,
+        });
+        Some(next.job)
     }
 
     #[expect(

@@ -255,7 +255,11 @@ impl Engine {
 
     /// The client is gone; unknown or ended streams are fine. Records made before may still come.
     pub fn abort(&self, stream: StreamId) {
-        self.shared.abort(stream);
+        if self.text.forget(stream) {
+            self.shared.leave_pending(stream);
+        } else {
+            self.shared.abort(stream);
+        }
     }
 
     /// Announces an event stream whose socket will be handed over. Call it before the request is submitted.
@@ -403,6 +407,11 @@ impl TextSide {
             compiles,
             grammars,
         })
+    }
+
+    /// Whether a request waited to be tokenised or compiled. It does no longer.
+    fn forget(&self, stream: StreamId) -> bool {
+        self.queue.forget(stream) || self.compiles.forget(stream)
     }
 
     /// No request is prepared from now on.

@@ -86,7 +86,16 @@ impl TextWorker {
                 let error = job.asked.refusal(&error);
                 self.intake.reject(job.stream, Rejection::Invalid, &error);
             }
-            None => reject_overflow(&self.intake, &self.compiles.put(job)),
+            None => self.queue_to_compile(job),
+        }
+    }
+
+    fn queue_to_compile(&self, job: CompileJob) {
+        let (shared, stream) = (&self.intake.shared, job.stream);
+        reject_overflow(&self.intake, &self.compiles.put(job));
+        // A client that left before found nothing to take out of the queue.
+        if !shared.pending_streams.is_wanted(stream) && self.compiles.forget(stream) {
+            shared.leave_pending(stream);
         }
     }
 

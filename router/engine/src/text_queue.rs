@@ -110,6 +110,12 @@ impl TextQueue {
         waiting.jobs.take(|_| true)
     }
 
+    /// The client of a request is gone: whether its request waited here. It does no longer.
+    pub fn forget(&self, stream: StreamId) -> bool {
+        let gone = self.lock().jobs.take_all(|job| job.stream == stream);
+        !gone.is_empty()
+    }
+
     /// A thread took so long for a request of so many bytes.
     pub fn measure(&self, num_bytes: usize, elapsed: Duration) {
         let last = elapsed.as_micros() as f64 / num_bytes.max(1) as f64;

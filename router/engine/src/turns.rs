@@ -85,15 +85,41 @@ impl<T: Waits> Turns<T> {
         lane.waiting.push_back(item);
     }
 
-    /// The first of the next tenant that `may_go`.
-    pub fn take(&mut self, may_go: impl Fn(u64) -> bool) -> Option<T> {
-        let next = self.turns.iter().position(|tenant| may_go(*tenant))?;
-        let tenant = self.turns.remove(next)?;
-        let item = self.lanes.get_mut(&tenant)?.waiting.pop_front()?;
+    /// The first that `may_go`, of the next tenant that has one.
+    pub fn take(&mut self, may_go: impl Fn(&T) -> bool) -> Option<T> {
+        let mut turns = self.turns.iter().enumerate();
+        let (turn, place) = turns.find_map(|(turn, tenant)| {
+            let lane = self.lanes.get(tenant)?;
+            Some((turn, lane.waiting.iter().position(&may_go)?))
+        })?;
+        let tenant = self.turns.remove(turn)?;
+        let item = self.lanes.get_mut(&tenant)?.waiting.remove(place)?;
         if self.note_removed(&item) {
             self.turns.push_back(tenant);
         }
         Some(item)
+    }
+
+    /// All that `goes`; each tenant's by arrival.
+    pub fn take_all(&mut self, goes: impl Fn(&T) -> bool) -> Vec<T> {
+        let tenants: Vec<u64> = self.turns.iter().copied().collect();
+        let mut taken = Vec::new();
+        for tenant in tenants {
+            let lane = self.lanes.get_mut(&tenant);
+            let (go, stay) = lane
+                .map(|lane| std::mem::take(&mut lane.waiting))
+                .unwrap_or_default()
+                .into_iter()
+                .partition::<VecDeque<T>, _>(&goes);
+            if let Some(lane) = self.lanes.get_mut(&tenant) {
+                lane.waiting = stay;
+            }
+            for item in go {
+                self.forget(&item);
+                taken.push(item);
+            }
+        }
+        taken
     }
 
     /// The last of the tenant with most. Of lanes of one size, that of `tenant` counts as the largest.
@@ -103,12 +129,17 @@ impl<T: Waits> Turns<T> {
             false => lane.size.num,
         };
         let lanes = self.lanes.iter_mut();
-        let (largest, lane) = lanes.max_by_key(|(it, lane)| (size(lane), **it == tenant))?;
-        let (largest, item) = (*largest, lane.waiting.pop_back()?);
-        if !self.note_removed(&item) {
-            self.turns.retain(|it| *it != largest);
-        }
+        let (_, lane) = lanes.max_by_key(|(it, lane)| (size(lane), **it == tenant))?;
+        let item = lane.waiting.pop_back()?;
+        self.forget(&item);
         Some(item)
+    }
+
+    /// What was taken out of turn.
+    fn forget(&mut self, item: &T) {
+        if !self.note_removed(item) {
+            self.turns.retain(|it| *it != item.tenant());
+        }
     }
 
     /// Whether its tenant has more.

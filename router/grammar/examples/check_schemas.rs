@@ -65,7 +65,13 @@ impl Walker {
         let constraint = Constraint::JsonSchema(case.schema.to_string(), Whitespace::Free);
         let start = Instant::now();
         let limits = Limits::default();
-        let grammar = compile(&self.vocabulary, &constraint, &limits, &Cancel::default());
+        let grammar = compile(
+            &self.vocabulary,
+            &constraint,
+            0,
+            &limits,
+            &Cancel::default(),
+        );
         let seconds = start.elapsed().as_secs_f64();
         match grammar {
             Err(error) => json!({"error": error.to_string(), "seconds": seconds}),

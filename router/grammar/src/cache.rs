@@ -51,11 +51,12 @@ impl GrammarCache {
         }
     }
 
-    /// The constraint's grammar, compiled now unless it is there; and whether it was.
+    /// The constraint's grammar, compiled now for the tenant unless it is there; and whether it was.
     pub fn get(
         &self,
         vocabulary: &Arc<Vocabulary>,
         constraint: &Constraint,
+        tenant: u64,
         limits: &Limits,
         cancel: &Cancel,
     ) -> (Compiled, bool) {
@@ -66,7 +67,7 @@ impl GrammarCache {
         let mut was_there = true;
         let compiled = entry.get_or_init(|| {
             was_there = false;
-            compile(vocabulary, constraint, limits, cancel)
+            compile(vocabulary, constraint, tenant, limits, cancel)
         });
         if !was_there {
             self.settle(constraint, compiled);

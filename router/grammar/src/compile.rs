@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use llguidance::TokenParser;
 use llguidance::api::{GrammarInit, StopReason, TopLevelGrammar};
 
+use crate::abandoned::Abandoned;
 use crate::constraint::Constraint;
-use crate::error::CompileError;
+use crate::error::{CompileError, is_too_complex};
 use crate::grammar::Grammar;
 use crate::limits::{Cancel, Limits};
 use crate::productive;
@@ -22,18 +23,19 @@ use crate::vocabulary::Vocabulary;
 const STACK_BYTES: usize = 256 << 20;
 /// How often a waiting thread looks whether it waits in vain.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// Threads, of all engines of the process, that still work on what nobody waits for.
-const MAX_ABANDONED: usize = 2;
-static NUM_ABANDONED: AtomicUsize = AtomicUsize::new(0);
+/// Of all engines of the process.
+static ABANDONED: Abandoned = Abandoned::new();
 
 type Compiled = Result<Grammar, CompileError>;
 
-/// Compiles a constraint for a model's tokens, in at most `limits.compile_time` of computing.
+/// Compiles a constraint of a tenant for a model's tokens, in at most `limits.compile_time` of computing.
 ///
-/// The library's caps bound the work, but it cannot be stopped within: what takes longer ends by itself, unheard.
+/// The library's caps bound the work, but it cannot be stopped within: what takes longer ends by itself, unheard. A
+/// tenant whose work goes on so is busy, and no other.
 pub fn compile(
     vocabulary: &Arc<Vocabulary>,
     constraint: &Constraint,
+    tenant: u64,
     limits: &Limits,
     cancel: &Cancel,
 ) -> Compiled {
@@ -41,7 +43,7 @@ pub fn compile(
     if *constraint == Constraint::Free {
         return Ok(Grammar::free(vocabulary.clone()));
     }
-    if NUM_ABANDONED.load(Ordering::Relaxed) >= MAX_ABANDONED {
+    if !ABANDONED.may_begin(tenant) {
         return Err(CompileError::Busy);
     }
     let (compiled, result) = sync_channel(1);
@@ -49,7 +51,7 @@ pub fn compile(
         vocabulary: vocabulary.clone(),
         constraint: constraint.clone(),
         limits: limits.clone(),
-        run: Arc::default(),
+        run: Arc::new(Run::of(tenant)),
     };
     let run = job.run.clone();
     thread::Builder::new()
@@ -116,24 +118,26 @@ impl Job {
     /// Tells whether any answer begins, and whether its first mask takes too much.
     fn first_mask(&self, parser: &TokenParser) -> Result<Arc<[u32]>, CompileError> {
         let mut matcher = llguidance::Matcher::new(Ok(parser.deep_clone()));
-        let allowed = matcher
-            .compute_mask()
-            .map_err(|error| match matcher.stop_reason() {
+        let allowed = matcher.compute_mask().map_err(|error| {
+            let problem = error.to_string();
+            match matcher.stop_reason() {
                 StopReason::LexerTooComplex | StopReason::ParserTooComplex => {
-                    CompileError::too_complex(&error.to_string())
+                    CompileError::too_complex(&problem)
                 }
+                _ if is_too_complex(&problem) => CompileError::too_complex(&problem),
                 _ => {
                     CompileError::Empty("no token of the model's vocabulary begins one".to_owned())
                 }
-            })?;
+            }
+        })?;
         let num_words = self.vocabulary.num_mask_words();
         Ok(allowed.as_slice()[..num_words].into())
     }
 }
 
 /// A thread that compiles, for both sides of it.
-#[derive(Default)]
 struct Run {
+    tenant: u64,
     /// At first 0: it works, and somebody waits.
     state: AtomicU8,
     /// Where the system says how long it worked.
@@ -144,6 +148,14 @@ const IS_ABANDONED: u8 = 1;
 const HAS_ENDED: u8 = 2;
 
 impl Run {
+    fn of(tenant: u64) -> Self {
+        Self {
+            tenant,
+            state: AtomicU8::new(0),
+            clock: OnceLock::new(),
+        }
+    }
+
     /// Called by the thread itself.
     fn begin(&self) {
         if let Ok(thread) = fs::read_link("/proc/thread-self") {
@@ -155,15 +167,15 @@ impl Run {
 
     /// Nobody waits any more.
     fn leave(&self) {
-        NUM_ABANDONED.fetch_add(1, Ordering::Relaxed);
+        ABANDONED.add(self.tenant);
         if self.state.swap(IS_ABANDONED, Ordering::AcqRel) == HAS_ENDED {
-            NUM_ABANDONED.fetch_sub(1, Ordering::Relaxed);
+            ABANDONED.remove(self.tenant);
         }
     }
 
     fn end(&self) {
         if self.state.swap(HAS_ENDED, Ordering::AcqRel) == IS_ABANDONED {
-            NUM_ABANDONED.fetch_sub(1, Ordering::Relaxed);
+            ABANDONED.remove(self.tenant);
         }
     }
 

@@ -40,8 +40,10 @@ pub enum CompileError {
     /// The limit on time.
     #[error("was not compiled in {} s of computing; send a simpler one", .0.as_secs_f32())]
     TooSlow(Duration),
-    /// The server compiles as many as it may that nobody waits for any more.
-    #[error("cannot be compiled now: earlier ones still take the threads for it; try again later")]
+    /// As many of the tenant's as may be are compiled that nobody waits for any more.
+    #[error(
+        "cannot be compiled now: earlier ones of yours, that took too long, still go on; try again later"
+    )]
     Busy,
     /// Somebody cancelled.
     #[error("was cancelled")]

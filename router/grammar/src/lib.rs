@@ -4,6 +4,7 @@
 //! [`Matcher`], which says which tokens may come next and follows those that came. The work is the crate llguidance's;
 //! here are its limits, the refusal of what it would loosen, and the cache.
 
+mod abandoned;
 mod cache;
 mod compile;
 mod constraint;

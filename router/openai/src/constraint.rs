@@ -269,11 +269,12 @@ impl Grammars {
         Some(known)
     }
 
-    /// A constraint's grammar, from the cache or compiled now. May take seconds.
+    /// A constraint's grammar, from the cache or compiled now for this tenant. May take seconds.
     pub fn compile(
         &self,
         model: &ModelText,
         constraint: &Constraint,
+        tenant: u64,
     ) -> Result<Grammar, CompileError> {
         let start = Instant::now();
         let vocabulary = self.vocabulary.get_or_init(|| vocabulary(model));
@@ -284,7 +285,7 @@ impl Grammars {
         })?;
         let compiled = self
             .cache
-            .get(vocabulary, constraint, &self.limits, &self.cancel);
+            .get(vocabulary, constraint, tenant, &self.limits, &self.cancel);
         let outcome = match compiled {
             (Ok(_), true) => GrammarOutcome::Cached,
             (Ok(_), false) => GrammarOutcome::Compiled(start.elapsed()),

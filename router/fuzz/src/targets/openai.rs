@@ -67,6 +67,6 @@ fn prepare_request(input: &[u8]) -> bool {
     let Some(asked) = prepared.constraint.clone() else {
         return true;
     };
-    let compiled = grammars.compile(model, &asked.constraint);
+    let compiled = grammars.compile(model, &asked.constraint, 0);
     compiled.map(|grammar| prepared.constrain(&grammar)).is_ok()
 }

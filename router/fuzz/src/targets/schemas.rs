@@ -165,7 +165,13 @@ fn follow(input: &[u8], constraint: impl Fn(String) -> Constraint) -> bool {
         return false;
     };
     let limits = Limits::default();
-    let Ok(grammar) = compile(vocabulary(), &constraint(text), &limits, &Cancel::default()) else {
+    let Ok(grammar) = compile(
+        vocabulary(),
+        &constraint(text),
+        0,
+        &limits,
+        &Cancel::default(),
+    ) else {
         return false;
     };
     let mut matcher = grammar.matcher();

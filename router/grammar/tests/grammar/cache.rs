@@ -8,6 +8,7 @@ fn get(cache: &GrammarCache, constraint: &Constraint) -> bool {
     let (compiled, was_there) = cache.get(
         &vocabulary(),
         constraint,
+        0,
         &Limits::default(),
         &Cancel::default(),
     );
@@ -42,6 +43,7 @@ fn what_was_refused_is_remembered() {
         let refused = cache.get(
             &vocabulary(),
             &regex("(a"),
+            0,
             &Limits::default(),
             &Cancel::default(),
         );

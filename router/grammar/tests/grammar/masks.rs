@@ -134,7 +134,7 @@ fn an_expression_whose_masks_take_too_much_work_is_told_so() {
     let vocabulary = Vocabulary::new(tokens.chain([Token::Special(b"<end>")]), &[20_000]).unwrap();
     let constraint = regex("(.*[aeiou].{40}|.*[xyz].{35})END");
     let (limits, cancel) = (Limits::default(), Cancel::default());
-    let grammar = compile(&Arc::new(vocabulary), &constraint, &limits, &cancel).unwrap();
+    let grammar = compile(&Arc::new(vocabulary), &constraint, 0, &limits, &cancel).unwrap();
     let mut matcher = grammar.matcher();
     let mut mask = vec![0; grammar.num_mask_words()];
     let failed = (0..100).find_map(|token| {

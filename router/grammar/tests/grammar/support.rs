@@ -47,6 +47,7 @@ pub fn try_compile(constraint: &Constraint) -> Result<Grammar, CompileError> {
     compile(
         &vocabulary(),
         constraint,
+        0,
         &Limits::default(),
         &Cancel::default(),
     )

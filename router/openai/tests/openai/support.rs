@@ -43,7 +43,7 @@ pub fn prepare(model: &ModelText, request: &GenerateRequest) -> Result<Prepared,
 pub fn constrained(model: &ModelText, request: &GenerateRequest) -> Result<Prepared, ApiError> {
     let mut prepared = prepare(model, request)?;
     let asked = prepared.constraint.clone().expect("it has a constraint");
-    match grammars().compile(model, &asked.constraint) {
+    match grammars().compile(model, &asked.constraint, 0) {
         Ok(grammar) => prepared.constrain(&grammar),
         Err(error) => return Err(asked.refusal(&error)),
     }
