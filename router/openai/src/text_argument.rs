@@ -28,6 +28,8 @@ const BOUNDS: [&str; 5] = [
     "exclusiveMaximum",
     "multipleOf",
 ];
+/// Keywords about values of any type that no text is held to.
+const CONDITIONS: [&str; 2] = ["not", "if"];
 const SPACES: &str = "[ \\n\\r\\t]*";
 const NUMBER: &str = "-?(0|[1-9][0-9]{0,15})(\\.[0-9]{1,15})?([eE][-+]?[0-9]{1,2})?";
 const INTEGER: &str = "-?(0|[1-9][0-9]{0,15})";
@@ -213,11 +215,12 @@ fn add_leaf(
     tags: &TaggedWriting,
     forms: &mut Vec<Form>,
 ) -> Result<(), String> {
-    let listed = leaf.get("enum").and_then(Value::as_array);
-    let listed = listed.into_iter().flatten().chain(leaf.get("const"));
-    let listed: Vec<String> = listed.filter_map(|it| as_text(it, accepts)).collect();
-    if leaf.contains_key("enum") || leaf.contains_key("const") {
-        forms.extend(listed.iter().map(|text| only(&escaped(text), tags)));
+    if let Some(keyword) = CONDITIONS.iter().find(|it| leaf.contains_key(**it)) {
+        return Err(format!("`{keyword}`"));
+    }
+    if let Some(values) = listed(leaf)? {
+        let texts = values.iter().filter_map(|it| as_text(it, accepts));
+        forms.extend(texts.map(|text| only(&escaped(&text), tags)));
         return Ok(());
     }
     for kind in types_of(leaf) {
@@ -242,6 +245,64 @@ fn add_leaf(
     Ok(())
 }
 
+/// The values that are listed, of those that the other keywords hold for.
+fn listed(leaf: &Map<String, Value>) -> Result<Option<Vec<&Value>>, String> {
+    let values: Vec<&Value> = match (leaf.get("const"), leaf.get("enum")) {
+        (Some(one), _) => vec![one],
+        (None, Some(Value::Array(values))) => values.iter().collect(),
+        (None, _) => return Ok(None),
+    };
+    if let Some(keyword) = ["pattern", "format"]
+        .iter()
+        .find(|it| leaf.contains_key(**it))
+    {
+        return Err(format!("`{keyword}` beside `enum` or `const`"));
+    }
+    let holds = values.into_iter().filter(|value| holds(leaf, value));
+    Ok(Some(holds.collect()))
+}
+
+/// Whether the keywords about one value hold for a scalar, `pattern` and `format` apart.
+fn holds(leaf: &Map<String, Value>, value: &Value) -> bool {
+    let is_listed = leaf
+        .get("enum")
+        .and_then(Value::as_array)
+        .is_none_or(|values| {
+            values.iter().any(|other| {
+                other == value || (other.is_number() && other.as_f64() == value.as_f64())
+            })
+        });
+    let bound = |keyword: &str| leaf.get(keyword).and_then(Value::as_f64);
+    let is_within = match value {
+        Value::String(text) => {
+            let length = text.chars().count() as f64;
+            bound("minLength").is_none_or(|it| length >= it)
+                && bound("maxLength").is_none_or(|it| length <= it)
+        }
+        Value::Number(number) => number.as_f64().is_some_and(|number| {
+            bound("minimum").is_none_or(|it| number >= it)
+                && bound("maximum").is_none_or(|it| number <= it)
+                && bound("exclusiveMinimum").is_none_or(|it| number > it)
+                && bound("exclusiveMaximum").is_none_or(|it| number < it)
+                && bound("multipleOf").is_none_or(|it| (number / it).fract() == 0.0)
+        }),
+        _ => true,
+    };
+    is_listed && is_within && types_of(leaf).iter().any(|kind| is_of(kind, value))
+}
+
+fn is_of(kind: &str, value: &Value) -> bool {
+    match kind {
+        "string" => value.is_string(),
+        "integer" => value.as_f64().is_some_and(|it| it.fract() == 0.0),
+        "number" => value.is_number(),
+        "boolean" => value.is_boolean(),
+        "null" => value.is_null(),
+        "array" => value.is_array(),
+        _ => value.is_object(),
+    }
+}
+
 /// Only texts of this expression.
 fn only(regex: &str, tags: &TaggedWriting) -> Form {
     let span = Span {
@@ -255,7 +316,7 @@ fn only(regex: &str, tags: &TaggedWriting) -> Form {
 fn as_text(value: &Value, accepts: Accepts) -> Option<String> {
     match value {
         Value::String(text) => {
-            let word = text.trim();
+            let word = text.trim_matches([' ', '\n', '\r', '\t']);
             let json = match word {
                 "None" => Some(Value::Null),
                 "True" | "False" => Some(Value::Bool(true)),

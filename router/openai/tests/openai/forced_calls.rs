@@ -411,6 +411,49 @@ fn a_thoughts_budget_is_all_that_holds_a_free_answer() {
     assert!(closed.constraint.is_none() && !closed.prompts[0].request.is_masked);
 }
 
+#[test]
+fn a_listed_value_is_taken_as_text_only_where_the_other_keywords_hold_for_it() {
+    let held = |schema: Value, value: Value| {
+        let tool = json!({"function": {"name": "f", "parameters": {"properties": {"a": schema}, "required": ["a"]}}});
+        let request = asked(&json!({"tools": [tool]}));
+        let call = written("qwen3_coder", &[("f", json!({"a": value}))]);
+        said(&model("qwen3_coder", "hi"), &request, &call)
+    };
+    for (schema, good, bad) in [
+        (
+            json!({"enum": ["a", "bb", "ccc"], "minLength": 2, "maxLength": 2}),
+            "bb",
+            vec!["a", "ccc"],
+        ),
+        (
+            json!({"enum": ["a", 1, null], "type": "string"}),
+            "a",
+            vec!["1", "null"],
+        ),
+        (
+            json!({"enum": ["a", 1, 2, 9], "minimum": 2, "exclusiveMaximum": 9}),
+            "2",
+            vec!["1", "9"],
+        ),
+        (
+            json!({"enum": ["a", 2, 3], "multipleOf": 3}),
+            "3",
+            vec!["2"],
+        ),
+        (
+            json!({"enum": ["a", 3, 2.5], "type": ["integer", "string"]}),
+            "3",
+            vec!["2.5"],
+        ),
+        (json!({"enum": ["a", "b"], "const": "b"}), "b", vec!["a"]),
+    ] {
+        assert!(held(schema.clone(), json!(good)), "{schema} {good}");
+        for bad in bad {
+            assert!(!held(schema.clone(), json!(bad)), "{schema} {bad}");
+        }
+    }
+}
+
 // budget: a table of refusals
 #[test]
 fn calls_that_cannot_be_held_are_refused_by_name() {
@@ -464,6 +507,18 @@ fn calls_that_cannot_be_held_are_refused_by_name() {
             json!({"tools": with(json!({"anyOf": [{"required": ["a"]}]}))}),
             "tools[0].function.parameters",
             "`anyOf`",
+        ),
+        (
+            "qwen3_coder",
+            json!({"tools": with(json!({"properties": {"a": {"enum": ["a", "b"], "pattern": "a"}}}))}),
+            "tools[0].function.parameters",
+            "`pattern` beside `enum`",
+        ),
+        (
+            "qwen3_coder",
+            json!({"tools": with(json!({"properties": {"a": {"type": "string", "not": {"const": "x"}}}}))}),
+            "tools[0].function.parameters",
+            "`not`",
         ),
         (
             "qwen3_coder",

@@ -23,6 +23,9 @@ pub(super) enum Next {
 /// Bytes that a name, a key or an escape may have; longer ones are none.
 pub(super) const MAX_NAME_BYTES: usize = 256;
 
+/// White space of JSON. What else Unicode calls white space is part of a name or a value.
+pub(super) const SPACES: [char; 4] = [' ', '\n', '\r', '\t'];
+
 impl Held {
     pub(super) fn push(&mut self, piece: &str) {
         self.text.push_str(piece);
@@ -48,7 +51,7 @@ impl Held {
 
     pub(super) fn skip_whitespace(&mut self) {
         let rest = self.rest();
-        self.at += rest.len() - rest.trim_start().len();
+        self.at += rest.len() - rest.trim_start_matches(SPACES).len();
     }
 
     pub(super) fn next(&mut self, marker: &str) -> Next {

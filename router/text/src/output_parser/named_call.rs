@@ -2,7 +2,7 @@
 
 use super::call::{Progress, Reading};
 use super::format::{NameStyle, Named};
-use super::held::{MAX_NAME_BYTES, Next, find};
+use super::held::{MAX_NAME_BYTES, Next, SPACES, find};
 use super::json::ValueEnd;
 
 #[derive(Debug)]
@@ -88,7 +88,7 @@ impl NamedCall {
                 false => Progress::More,
             };
         };
-        let name = split_name(self.syntax.name, rest[..start].trim());
+        let name = split_name(self.syntax.name, rest[..start].trim_matches(SPACES));
         if !reading.tools.declares(&name.tool) {
             return Progress::Undeclared;
         }
@@ -140,7 +140,7 @@ fn split_name(style: NameStyle, text: &str) -> Name {
         },
         NameStyle::CallId => match text.split_once("[CALL_ID]") {
             None => name(text, None),
-            Some((tool, id)) => name(tool.trim(), Some(id.trim())),
+            Some((tool, id)) => name(tool.trim_matches(SPACES), Some(id.trim_matches(SPACES))),
         },
     }
 }

@@ -1,7 +1,7 @@
 //! `f(a=1, b="x")`: Python's literals, which become a JSON object.
 
 use super::call::{Progress, Reading};
-use super::held::MAX_NAME_BYTES;
+use super::held::{MAX_NAME_BYTES, SPACES};
 use super::python_value::PythonValue;
 
 #[derive(Debug, Default)]
@@ -80,7 +80,7 @@ impl PythonCall {
         if !rest[end..].starts_with('=') {
             return self.close(reading);
         }
-        let key = rest[..end].trim().replace(['"', '\\'], "");
+        let key = rest[..end].trim_matches(SPACES).replace(['"', '\\'], "");
         let comma = if self.num_arguments == 0 { "{" } else { ", " };
         self.num_arguments += 1;
         reading.held.advance(end + 1);

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::call::{Progress, Reading};
 use super::format::Tagged;
-use super::held::{MAX_NAME_BYTES, Next, find};
+use super::held::{MAX_NAME_BYTES, Next, SPACES, find};
 use super::json::{escape_into, is_number};
 use super::tools::{Accepts, Kind};
 
@@ -81,7 +81,7 @@ impl TaggedCall {
                 false => Progress::More,
             };
         };
-        let tool = rest[..start].trim().to_owned();
+        let tool = rest[..start].trim_matches(SPACES).to_owned();
         if !reading.tools.declares(&tool) {
             return Progress::Undeclared;
         }
@@ -122,7 +122,7 @@ impl TaggedCall {
                 false => Progress::More,
             };
         };
-        let key = rest[..found.start].trim();
+        let key = rest[..found.start].trim_matches(SPACES);
         let kind = reading.tools.kind(&self.tool, key);
         let mut opening = String::from(if self.num_arguments == 0 {
             "{\""
@@ -229,7 +229,7 @@ impl TaggedCall {
             Kind::Text => reading.arguments("\""),
             Kind::Json(accepts) => {
                 let value = std::mem::take(&mut self.value);
-                let text = value.trim();
+                let text = value.trim_matches(SPACES);
                 let is_json = takes_json(accepts, text);
                 match (is_json, python_word(text)) {
                     (true, _) => reading.arguments(text),

@@ -359,6 +359,32 @@ fn arguments_come_in_any_order_and_as_a_text_of_json() {
 }
 
 #[test]
+fn only_white_space_of_json_is_no_part_of_a_value_or_a_name() {
+    let parameters = json!({"properties": {"a": {"type": ["string", "boolean", "null"]}}});
+    let tools = Tools::new([("f".to_owned(), parameters)]);
+    let format = ToolFormat::named("qwen3_coder").unwrap();
+    let parsing = Parsing {
+        tools: Some((format, Arc::new(tools))),
+        ..Parsing::default()
+    };
+    for (value, read) in [
+        (" true\t", json!(true)),
+        ("\u{a0}true", json!("\u{a0}true")),
+        ("null\u{3000}", json!("null\u{3000}")),
+        ("\u{85}None", json!("\u{85}None")),
+    ] {
+        let text = format!(
+            "<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
+        );
+        let answer = parse(&parsing, [text.as_str()]);
+        assert_eq!(answer.calls(), [("f", json!({"a": read}))]);
+    }
+    let text = "<tool_call>\n<function=\u{a0}f>\n</function>\n</tool_call>";
+    let answer = parse(&parsing, [text]);
+    assert_eq!((answer.calls().len(), answer.text.as_str()), (0, text));
+}
+
+#[test]
 fn a_call_without_arguments_has_an_empty_object() {
     for text in [
         r#"<tool_call>{"name": "now"}</tool_call>"#,
