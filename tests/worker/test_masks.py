@@ -216,6 +216,23 @@ def test_an_earlier_step_is_answered_and_later_plans_wait_while_masks_are_awaite
     assert link.told() == ["StepResult 2", "StepResult 3"]
 
 
+def test_a_step_is_answered_before_the_forward_behind_it_whose_masks_follow_from_it(rank: Rank) -> None:
+    told: list[str] = []
+
+    def launch_forward(plan: Plan) -> Any:
+        told.append(f"{link.told()}, then forward {plan.step}")
+        return rank.launch_forward(plan)
+
+    watched = SimpleNamespace(
+        launch_forward=launch_forward, sample=rank.sample, sends_result=rank.sends_result, parallel=rank.parallel
+    )
+    loop, link = steps_in_flight(cast("Rank", watched))
+    loop.take(first_plan())
+    loop.take(plan(2, [0, 3, 1, 4]))
+    loop.take(masks(1))
+    assert told == ["[], then forward 1", "['StepResult 1'], then forward 2"]
+
+
 def test_masks_that_are_here_before_their_plan_is_launched_are_used(rank: Rank) -> None:
     loop, link = steps_in_flight(rank)
     loop.take(first_plan())

@@ -53,17 +53,21 @@ class _StepsInFlight:
         else:
             self._plans.append(message)
         while self._sample() or self._launch():
-            pass
+            # The next masks follow from this result: on a CPU the next forward would hold it back.
+            self._answer_finished()
 
     def complete_finished(self) -> bool:
         """Answer the steps that are over; True if there is something to look for again soon."""
-        while self._steps and self._steps[0][1].is_over():
-            self._complete_oldest()
+        self._answer_finished()
         return bool(self._steps) or self._computes_forward()
 
     def complete_all(self) -> None:
         """Answer every step, waiting for each."""
         while self._steps:
+            self._complete_oldest()
+
+    def _answer_finished(self) -> None:
+        while self._steps and self._steps[0][1].is_over():
             self._complete_oldest()
 
     def _sample(self) -> bool:
