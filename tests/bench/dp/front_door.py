@@ -4,13 +4,15 @@
 
 Starts `plait serve --dp N` with `mock_worker.py` in place of the workers, and loads it with `plait bench`'s client. The
 goals are 40,000 tokens a second at 512 streams and 80,000 at 1,024. A run whose client was late does not count. It also
-measures processor time, which other work on the machine hardly changes: that of a token, and that of the engine while
-nothing runs.
+measures processor time, which other work on the machine hardly changes: that of a token, by thread, and that of the
+engine while nothing runs. `--server-core N` holds the server, without its workers, to one core; the goal is then
+100,000 at 256 streams.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import os
 import sys
@@ -18,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -35,6 +36,8 @@ from plait_testing.running_server import Server, start_server
 ROOT = Path(__file__).resolve().parents[3]
 GOALS = {512: 40_000.0, 1024: 80_000.0}
 """Tokens a second by streams."""
+ONE_CORE_GOALS = {256: 100_000.0}
+"""The same, with the server on one core."""
 MODEL = ROOT / "tests/models/recall-gqa"
 MOCK = Path(__file__).with_name("mock_worker.py")
 IDLE_SECONDS = 5.0
@@ -74,51 +77,66 @@ def load(url: str, num_streams: int, output_len: int, num_processes: int) -> Mea
     return bench.measure(cases(settings)[0], bench.servers[0], 0)
 
 
-@dataclass(frozen=True, slots=True)
-class CpuSeconds:
-    """Processor time of the engine's process, and of its main thread, which runs the HTTP server."""
+def cpu_seconds(running: Server) -> dict[str, float]:
+    """Processor time so far of each kind of thread in the engine's process; the main thread is the HTTP server."""
+    used: collections.Counter[str] = collections.Counter()
+    for thread in psutil.Process(running.process.pid).threads():
+        used[thread_name(running.process.pid, thread.id)] += thread.user_time + thread.system_time
+    return dict(used)
 
-    process: float
-    main_thread: float
 
-    @classmethod
-    def of(cls, running: Server) -> CpuSeconds:
-        """So far."""
-        engine = psutil.Process(running.process.pid)
-        (main,) = (thread for thread in engine.threads() if thread.id == engine.pid)
-        return cls(sum(engine.cpu_times()[:2]), main.user_time + main.system_time)
+def thread_name(process: int, thread: int) -> str:
+    """As the engine names it, such as `plait-driver`."""
+    if thread == process:
+        return "main"
+    name = Path(f"/proc/{process}/task/{thread}/comm").read_text().strip()
+    return name if name.startswith("plait-") else "other"
 
-    def __sub__(self, before: CpuSeconds) -> CpuSeconds:
-        return CpuSeconds(self.process - before.process, self.main_thread - before.main_thread)
+
+def hold_to_core(running: Server, core: int) -> None:
+    """Every thread of the engine's process; its workers stay free."""
+    for thread in psutil.Process(running.process.pid).threads():
+        os.sched_setaffinity(thread.id, {core})
 
 
 def idle_share(running: Server) -> float:
     """Of one core, that the engine's process takes while nothing runs."""
-    before = CpuSeconds.of(running)
+    before = sum(cpu_seconds(running).values())
     time.sleep(IDLE_SECONDS)
-    return (CpuSeconds.of(running) - before).process / IDLE_SECONDS
+    return (sum(cpu_seconds(running).values()) - before) / IDLE_SECONDS
 
 
 def measure(options: argparse.Namespace) -> Iterator[Row]:
     """A row for each figure."""
     for num_replicas in options.replicas:
         case = f"dp {num_replicas}, steps of {options.step_ms:g} ms"
+        if options.server_core is not None:
+            case += ", server on one core"
         with mock_server(num_replicas, options.step_ms, max(options.streams)) as running:
+            if options.server_core is not None:
+                hold_to_core(running, options.server_core)
             yield Row(f"{case}, idle", "engine_cpu", "cores", idle_share(running))
             for num_streams in options.streams:
-                before = CpuSeconds.of(running)
-                measured = load(running.url, num_streams, options.output_len, options.processes)
-                used = CpuSeconds.of(running) - before
-                name = f"{case}, {num_streams} streams"
-                late = measured.client_lag.reasons
-                print(f"{name}: {measured.metrics.output_tokens_per_second:,.0f} tokens/s", *late)
-                rate = measured.metrics.output_tokens_per_second
-                goal = None if late else GOALS.get(num_streams)
-                yield Row(name, "output_tokens_per_second", "tokens/s", rate, goal)
-                yield Row(name, "client_was_late", "runs", float(bool(late)))
-                num_tokens = 2 * num_streams * options.output_len
-                yield Row(name, "engine_cpu_per_token", "seconds", used.process / num_tokens)
-                yield Row(name, "main_thread_cpu_per_token", "seconds", used.main_thread / num_tokens)
+                yield from measure_streams(running, f"{case}, {num_streams} streams", num_streams, options)
+
+
+def measure_streams(running: Server, name: str, num_streams: int, options: argparse.Namespace) -> Iterator[Row]:
+    """Rate and processor time with so many streams."""
+    before = cpu_seconds(running)
+    measured = load(running.url, num_streams, options.output_len, options.processes)
+    after = cpu_seconds(running)
+    late = measured.client_lag.reasons
+    rate = measured.metrics.output_tokens_per_second
+    print(f"{name}: {rate:,.0f} tokens/s", *late)
+    goals = GOALS if options.server_core is None else ONE_CORE_GOALS
+    yield Row(name, "output_tokens_per_second", "tokens/s", rate, None if late else goals.get(num_streams))
+    yield Row(name, "client_was_late", "runs", float(bool(late)))
+    num_tokens = 2 * num_streams * options.output_len
+    used = {thread: seconds - before.get(thread, 0.0) for thread, seconds in after.items()}
+    yield Row(name, "engine_cpu_per_token", "seconds", sum(used.values()) / num_tokens)
+    for thread, seconds in sorted(used.items()):
+        if seconds > 0:
+            yield Row(name, f"{thread}_cpu_per_token", "seconds", seconds / num_tokens)
 
 
 def main() -> None:
@@ -128,6 +146,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--output-len", type=int, default=512)
     parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--server-core", type=int)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = list(measure(options))
