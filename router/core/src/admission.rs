@@ -3,6 +3,7 @@
 use crate::ids::{Micros, RequestId, SlotId};
 use crate::kv_cache::{KvCache, PerKind, PrefixHits};
 use crate::outlook::JobSize;
+use crate::plan::RestoredSlot;
 use crate::plan_builder::{MIN_CHUNK, PlanBuilder};
 use crate::prefix_sharing::{Chunk, waits_for_row};
 use crate::queue::QueueKey;
@@ -84,6 +85,9 @@ impl Scheduler {
         let slot = admission.slot;
         self.charge_admission(&mut queued, admission.num_cached);
         builder.append_pages(slot, &admission.lease, &admission.lease.num_pages());
+        let snapshot = self.cache.pin_snapshot(admission.num_cached, queued.job());
+        let restored = snapshot.map(|snapshot| RestoredSlot { slot, snapshot });
+        builder.restored_slots.extend(restored);
         let start = admission.num_cached;
         let (running, new_slot) = queued.admit(admission, builder.step, now);
         self.locations
@@ -275,6 +279,7 @@ impl Scheduler {
         Admission {
             slot: head.slot,
             lease: self.cache.pin(job, num_cached),
+            saves: self.cache.saves_of(job, &head.hits),
             num_cached,
             num_expected,
         }

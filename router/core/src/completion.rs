@@ -1,9 +1,10 @@
 //! What a result, an abort or a stop does to requests.
 
 use crate::event::{FinishReason, Output, StepResult, UnexpectedResult};
-use crate::ids::{RequestId, SlotId, TokenId};
+use crate::ids::{RequestId, SlotId, StepId, TokenId};
 use crate::in_flight::Parked;
 use crate::scheduler::{Location, Scheduler};
+use crate::slot_saves::SlotSaves;
 use crate::state::{Job, Phase, Running};
 
 /// What one row sampled.
@@ -31,8 +32,12 @@ impl Scheduler {
     ) -> Result<(), UnexpectedResult> {
         let completed = self.in_flight.complete(result)?;
         self.pacing.times.complete(result.step);
+        let step = completed.step;
+        for snapshot in completed.restored {
+            self.cache.unpin_snapshot(snapshot);
+        }
         for (slot, end) in completed.chunks {
-            self.complete_chunk(slot, end, outputs);
+            self.complete_chunk(slot, step, end, outputs);
         }
         let mut rest = result.token_ids;
         let samples = completed.samples.into_iter().zip(result.num_accepted);
@@ -44,33 +49,52 @@ impl Scheduler {
                 num_sampled: row.num_sampled,
                 sampled_row,
             };
-            self.complete_sample(row.slot, sample, outputs);
+            self.complete_sample(row.slot, step, sample, outputs);
         }
         for parked in completed.parked {
             self.cache.unpark(parked.pages);
+            self.cache.unpark_snapshots(parked.snapshots);
             self.running.release_slot(parked.slot);
         }
         Ok(())
     }
 
-    fn complete_chunk(&mut self, slot: SlotId, end: u32, outputs: &mut Vec<Output>) {
+    fn complete_chunk(&mut self, slot: SlotId, step: StepId, end: u32, outputs: &mut Vec<Output>) {
         let Some(running) = self.running.get_mut(slot) else {
             return;
         };
-        if running.complete_chunk(end) {
+        let start = running.num_computed;
+        let has_ended = running.complete_chunk(end);
+        if self.cache.keeps_slot_state() {
+            self.publish(slot, end);
+            self.complete_saves(slot, step, start);
+        }
+        if has_ended {
             self.finish(slot, FinishReason::Length, outputs);
         } else {
             self.preempt_if_due(slot);
         }
     }
 
-    fn complete_sample(&mut self, slot: SlotId, sample: Sample<'_>, outputs: &mut Vec<Output>) {
+    fn complete_sample(
+        &mut self,
+        slot: SlotId,
+        step: StepId,
+        sample: Sample<'_>,
+        outputs: &mut Vec<Output>,
+    ) {
         let Some(running) = self.running.get_mut(slot) else {
             return;
         };
         self.in_flight.trials.end(&mut running.job);
+        let start = running.num_computed;
         if sample.accepted.is_empty() {
             running.leave_out(sample.num_sampled);
+            let num_computed = running.num_computed;
+            if self.cache.keeps_slot_state() {
+                self.publish(slot, num_computed);
+                self.complete_saves(slot, step, start);
+            }
             return self.await_mask(slot);
         }
         let num_before = running.job.num_output();
@@ -82,6 +106,7 @@ impl Scheduler {
         }
         outputs.push(tokens);
         self.publish(slot, num_computed);
+        self.complete_saves(slot, step, start);
         if let Some(reason) = end {
             return self.finish(slot, reason, outputs);
         }
@@ -96,16 +121,29 @@ impl Scheduler {
     fn await_mask(&mut self, slot: SlotId) {
         self.in_flight.void_rows(slot);
         self.running.await_mask(slot);
-        self.running.resume_with_mask(slot);
+        self.resume_with_mask(slot);
         self.preempt_if_due(slot);
+    }
+
+    /// Lets a request go on whose mask is there, once its results are in. Slot state that has seen the last token
+    /// cannot see it again: then the request begins anew.
+    fn resume_with_mask(&mut self, slot: SlotId) {
+        if self.cache.keeps_slot_state() {
+            if self.running.at_mut(slot).takes_late_mask() {
+                self.preempt(slot);
+            }
+        } else {
+            self.running.resume_with_mask(slot);
+        }
     }
 
     /// The mask is there that a row lacked.
     pub(crate) fn note_mask(&mut self, request: RequestId) {
         match self.locations.get(&request) {
             Some(Location::Slot(slot)) => {
-                self.running.at_mut(*slot).job.has_late_mask = true;
-                self.running.resume_with_mask(*slot);
+                let slot = *slot;
+                self.running.at_mut(slot).job.has_late_mask = true;
+                self.resume_with_mask(slot);
             }
             Some(Location::Queue(_)) | None => {}
         }
@@ -167,12 +205,17 @@ impl Scheduler {
         self.leave_choices(job);
     }
 
-    fn free_or_park(&mut self, running: Running) {
+    fn free_or_park(&mut self, mut running: Running) {
         self.free_slot(running.slot);
         if running.is_in_flight() {
+            let saves = running.saves.as_deref_mut();
+            let snapshots = saves.map_or_else(Vec::new, SlotSaves::take_in_flight);
+            let num_saved = u32::try_from(snapshots.len()).expect("no more than the pool has");
+            self.cache.park_snapshots(num_saved);
             let parked = Parked {
                 slot: running.slot,
                 pages: self.cache.park(running.lease, running.job.tenant()),
+                snapshots,
             };
             self.in_flight.park(running.last_step, parked);
         } else {
@@ -199,8 +242,8 @@ impl Scheduler {
     }
 
     fn preempt_if_due(&mut self, slot: SlotId) {
-        let running = self.running.at(slot);
-        if running.phase == Phase::Held && !running.is_in_flight() {
+        let running = self.running.get(slot);
+        if running.is_some_and(|it| it.phase == Phase::Held && !it.is_in_flight()) {
             self.preempt(slot);
         }
     }

@@ -354,6 +354,7 @@ impl Scheduler {
             step,
             chunks: Vec::new(),
             samples: Vec::new(),
+            restored: Vec::new(),
             parked: Vec::new(),
         });
         Plan {
@@ -363,6 +364,8 @@ impl Scheduler {
             trimmed_slots: Vec::new(),
             appended_pages: Vec::new(),
             other_pages: Vec::new(),
+            restored_slots: Vec::new(),
+            saved_slots: Vec::new(),
             prefill: Vec::new(),
             decode: Vec::new(),
             token_ids: Vec::new(),

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::event::{StepResult, UnexpectedResult};
-use crate::ids::{SlotId, StepId};
+use crate::ids::{SlotId, SnapshotId, StepId};
 use crate::kv_cache::PerKind;
 use crate::page_pool::ParkedPages;
 use crate::replay::Trials;
@@ -13,6 +13,8 @@ use crate::replay::Trials;
 pub(crate) struct Parked {
     pub(crate) slot: SlotId,
     pub(crate) pages: PerKind<ParkedPages>,
+    /// Snapshots that its rows in flight save.
+    pub(crate) snapshots: Vec<SnapshotId>,
 }
 
 /// A row in flight that samples.
@@ -48,6 +50,8 @@ pub(crate) struct InFlightStep {
     pub(crate) chunks: Vec<(SlotId, u32)>,
     /// Rows that sample, in the plan's order.
     pub(crate) samples: Vec<SampledRow>,
+    /// Snapshots that its new slots begin with.
+    pub(crate) restored: Vec<SnapshotId>,
     /// Parked with this step, the last that uses them.
     pub(crate) parked: Vec<Parked>,
 }

@@ -3,15 +3,20 @@
 //! A cache kind is what one group of layers keeps of a token. It has pages of its own size, in a pool of
 //! its own. Models have one kind today. A row needs pages of every kind. A prefix is cached as far as
 //! every kind has it.
+//!
+//! A model may keep state of a fixed size for each slot too. It comes and goes with the slot, and is in no page. Then
+//! a prefix is cached as far as a snapshot has the state at its end.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
-use crate::ids::{PageId, TenantId};
+use crate::ids::{PageId, SnapshotId, TenantId};
 use crate::kv_event::KvEvent;
 use crate::page_pool::{CacheHits, PageCounts, PageList, PagePool, ParkedPages};
 use crate::prefix_hasher::{PageHash, PrefixHasher};
 use crate::settings::{Settings, default_watermark};
+use crate::slot_saves::{SaveRule, SlotSaves};
+use crate::snapshot_pool::{SnapshotCounts, SnapshotPool};
 use crate::state::Job;
 
 /// One value for each cache kind. With one kind it allocates nothing.
@@ -56,6 +61,8 @@ pub(crate) struct PrefixHits {
     pub(crate) num_tokens: u32,
     /// Hit pages that no request holds. Leasing them leaves fewer for others.
     pub(crate) num_cached: PerKind<u32>,
+    /// Leading tokens in pages of every kind; more than `num_tokens` if no snapshot has the slot state there.
+    pub(crate) num_in_pages: u32,
 }
 
 /// What some leases would free if they were released. A page that several of them share counts once, one that
@@ -106,6 +113,15 @@ pub(crate) struct KvCache {
     watermarks: PerKind<u32>,
     /// Cached prefixes are multiples of so many tokens: whole pages of every kind.
     prefix_tokens: u32,
+    /// Of slot state, if the model keeps some.
+    snapshots: Option<Snapshots>,
+}
+
+/// The snapshots of slot state, and where they are taken.
+#[derive(Clone, Debug)]
+struct Snapshots {
+    pool: SnapshotPool,
+    rule: SaveRule,
 }
 
 impl KvCache {
@@ -116,12 +132,28 @@ impl KvCache {
             watermarks: smallvec![watermark],
             prefix_tokens: page_sizes.common_multiple(),
             page_sizes: page_sizes.0,
+            snapshots: None,
         };
         for (number, kind) in (1..).zip(&settings.runtime.other_kinds) {
             cache.pools.push(PagePool::new(number, kind.num_pages));
             cache.watermarks.push(default_watermark(kind.num_pages));
         }
+        cache.snapshots = settings.runtime.num_snapshots.map(|num| Snapshots {
+            pool: SnapshotPool::new(num),
+            rule: SaveRule {
+                page_size: cache.prefix_tokens,
+                interval: settings.pages.snapshot_interval,
+            },
+        });
+        if cache.keeps_slot_state() {
+            cache.pools.iter_mut().for_each(PagePool::record_evicted);
+        }
         cache
+    }
+
+    /// Whether the model keeps state for each slot that is in no page.
+    pub(crate) fn keeps_slot_state(&self) -> bool {
+        self.snapshots.is_some()
     }
 
     /// Whether so many pages of each kind can be leased now.
@@ -206,6 +238,7 @@ impl KvCache {
         PrefixHits {
             num_tokens: 0,
             num_cached: self.no_pages(),
+            num_in_pages: 0,
         }
     }
 
@@ -218,7 +251,27 @@ impl KvCache {
             let hashes = job.page_hashes(kind, num_tokens / page_size, page_size, hasher);
             hits.push(pool.find(hashes));
         }
-        self.common_hits(&hits, job)
+        let hits = self.common_hits(&hits, job);
+        self.up_to_snapshot(hits, job)
+    }
+
+    /// The hits up to the last snapshot among them.
+    fn up_to_snapshot(&self, hits: PrefixHits, job: &Job) -> PrefixHits {
+        let Some(snapshots) = &self.snapshots else {
+            return hits;
+        };
+        let page_size = self.page_sizes[0];
+        let hashes = job.known_hashes(0, hits.num_tokens / page_size);
+        let num_pages = snapshots.pool.num_restorable(hashes);
+        let num_tokens = u32::try_from(num_pages).expect("no more than were found") * page_size;
+        if num_tokens == hits.num_tokens {
+            return hits;
+        }
+        PrefixHits {
+            num_tokens,
+            num_cached: self.num_cached_of(0, num_tokens, job),
+            num_in_pages: hits.num_in_pages,
+        }
     }
 
     /// What the cache has of a request's tokens behind its first `start`, which fill whole pages of every
@@ -241,6 +294,7 @@ impl KvCache {
         PrefixHits {
             num_tokens,
             num_cached: self.num_cached_of(start, num_tokens, job),
+            num_in_pages: num_tokens,
         }
     }
 
@@ -316,6 +370,7 @@ impl KvCache {
         PrefixHits {
             num_tokens,
             num_cached: num_cached.collect(),
+            num_in_pages: num_tokens,
         }
     }
 
@@ -366,6 +421,10 @@ impl KvCache {
             pool.grow(list, *num);
         }
         self.recount(lease);
+        if let Some(snapshots) = &mut self.snapshots {
+            let evicted = self.pools.iter_mut().flat_map(PagePool::drain_evicted);
+            evicted.for_each(|hash| snapshots.pool.forget(hash));
+        }
     }
 
     /// Takes back pages after the first `num_tokens` tokens. `on_trim` gets the kind, the number of pages
@@ -466,6 +525,99 @@ impl KvCache {
     /// The device has lost all pages. No lease is left.
     pub(crate) fn forget_all(&mut self) {
         self.pools.iter_mut().for_each(PagePool::forget_all);
+        if let Some(snapshots) = &mut self.snapshots {
+            snapshots.pool.forget_all();
+        }
+    }
+
+    pub(crate) fn snapshot_counts(&self) -> SnapshotCounts {
+        let snapshots = self.snapshots.as_ref();
+        snapshots.map_or_else(SnapshotCounts::default, |it| it.pool.counts())
+    }
+
+    /// What becomes of the slot state of a request that is admitted with these hits; None if nobody may find it.
+    pub(crate) fn saves_of(&self, job: &Job, hits: &PrefixHits) -> Option<Box<SlotSaves>> {
+        let snapshots = self.snapshots.as_ref().filter(|_| job.shares_pages())?;
+        Some(Box::new(SlotSaves::new(
+            snapshots.rule,
+            hits.num_tokens,
+            job.num_known(),
+            hits.num_in_pages,
+        )))
+    }
+
+    /// The snapshot at the end of the first `num_tokens` tokens, which [`KvCache::find`] has just found. It is kept
+    /// until the step that restores it is complete.
+    pub(crate) fn pin_snapshot(&mut self, num_tokens: u32, job: &Job) -> Option<SnapshotId> {
+        let snapshots = self.snapshots.as_mut().filter(|_| num_tokens > 0)?;
+        let hashes = job.known_hashes(0, num_tokens / self.page_sizes[0]);
+        hashes.last().map(|hash| snapshots.pool.pin(*hash))
+    }
+
+    pub(crate) fn unpin_snapshot(&mut self, snapshot: SnapshotId) {
+        self.snapshot_pool().unpin(snapshot);
+    }
+
+    /// Whether prompts can find the snapshot at the end of a request's first `num_tokens` tokens.
+    pub(crate) fn has_snapshot(
+        &self,
+        num_tokens: u32,
+        job: &mut Job,
+        hasher: &mut PrefixHasher,
+    ) -> bool {
+        let page_size = self.page_sizes[0];
+        let hashes = job.page_hashes(0, num_tokens / page_size, page_size, hasher);
+        let pool = self.snapshots.as_ref().map(|it| &it.pool);
+        pool.zip(hashes.last())
+            .is_some_and(|(pool, hash)| pool.has(*hash))
+    }
+
+    /// A snapshot to save to; None if steps in flight use all.
+    pub(crate) fn take_snapshot(&mut self) -> Option<SnapshotId> {
+        self.snapshot_pool().take()
+    }
+
+    /// Lets prompts find what was saved at the end of the first `num_tokens` tokens, whose pages are published.
+    pub(crate) fn publish_snapshot(
+        &mut self,
+        snapshot: SnapshotId,
+        num_tokens: u32,
+        job: &Job,
+    ) -> PageHash {
+        let hashes = job.known_hashes(0, num_tokens / self.page_sizes[0]);
+        let hash = *hashes.last().expect("it was saved at the end of a page");
+        self.snapshot_pool().publish(snapshot, hash, job.tenant());
+        hash
+    }
+
+    pub(crate) fn discard_snapshot(&mut self, snapshot: SnapshotId) {
+        self.snapshot_pool().discard(snapshot);
+    }
+
+    /// A newer snapshot of the same request takes the place of one.
+    pub(crate) fn replace_snapshot(&mut self, hash: PageHash) {
+        self.snapshot_pool().replace(hash);
+    }
+
+    /// Parks `num` snapshots that steps in flight save and nobody wants.
+    pub(crate) fn park_snapshots(&mut self, num: u32) {
+        if let Some(snapshots) = &mut self.snapshots {
+            snapshots.pool.park(num);
+        }
+    }
+
+    /// The last of these steps is complete.
+    pub(crate) fn unpark_snapshots(&mut self, snapshots: Vec<SnapshotId>) {
+        for snapshot in snapshots {
+            self.snapshot_pool().unpark(snapshot);
+        }
+    }
+
+    fn snapshot_pool(&mut self) -> &mut SnapshotPool {
+        let snapshots = self.snapshots.as_mut();
+        &mut snapshots
+            .expect("only models with slot state have snapshots")
+            .pool
     }
 
     pub(crate) fn counts(&self, kind: usize) -> PageCounts {

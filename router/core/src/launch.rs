@@ -15,8 +15,12 @@ impl Scheduler {
         let prefill: Vec<PrefillRow> = in_order(builder.prefill);
         let decode: Vec<DecodeRow> = in_order(builder.decode);
         let mut step = in_flight_step(&prefill, &decode, builder.step);
-        let ends = prefill.iter().map(|row| (row.slot, row.start + row.length));
-        self.in_flight.unpublished.extend(ends);
+        if !self.cache.keeps_slot_state() {
+            let ends = prefill.iter().map(|row| (row.slot, row.start + row.length));
+            self.in_flight.unpublished.extend(ends);
+        }
+        let restored = builder.restored_slots.iter();
+        step.restored.extend(restored.map(|it| it.snapshot));
         if !builder.masked.is_empty() {
             self.expect_late_masks(&mut step, &builder.masked);
         }
@@ -32,6 +36,8 @@ impl Scheduler {
             trimmed_slots: std::mem::take(&mut self.slot_changes.trimmed),
             appended_pages: builder.appended_pages,
             other_pages: builder.other_pages,
+            restored_slots: builder.restored_slots,
+            saved_slots: builder.saved_slots,
             token_ids: self.tokens_of(&prefill),
             prefill,
             decode,
@@ -84,6 +90,7 @@ fn in_flight_step(prefill: &[PrefillRow], decode: &[DecodeRow], step: StepId) ->
             .map(|row| SampledRow::new(row.slot, 1))
             .chain(decoders)
             .collect(),
+        restored: Vec::new(),
         parked: Vec::new(),
     }
 }

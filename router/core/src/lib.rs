@@ -44,6 +44,8 @@ mod scheduler;
 mod served_rate;
 mod service_charge;
 mod settings;
+mod slot_saves;
+mod snapshot_pool;
 mod state;
 mod stats;
 mod step_cost;
@@ -56,10 +58,12 @@ mod submit;
 pub use event::{Event, FinishReason, Output, StepResult, UnexpectedResult};
 pub use graph_size::GraphSize;
 pub use group::{DecidedPlan, Decision, Disagreement, Mode, ReplicaTokens, Vote, decide};
-pub use ids::{Micros, PageId, RequestId, SlotId, StepId, TenantId, TokenId};
+pub use ids::{Micros, PageId, RequestId, SlotId, SnapshotId, StepId, TenantId, TokenId};
 pub use kv_event::{KvEvent, StoredPage};
 pub use page_pool::PageCounts;
-pub use plan::{DecodeRow, NewSlot, OtherPage, Plan, PrefillRow, TrimmedSlot};
+pub use plan::{
+    DecodeRow, NewSlot, OtherPage, Plan, PrefillRow, RestoredSlot, SavedSlot, TrimmedSlot,
+};
 pub use prefix_hasher::{HashSeed, PageHash};
 pub use replica_router::{Availability, HashedPrompt, PromptHasher, ReplicaRouter, Route};
 pub use request::{Refusal, Rejected, Request};
@@ -68,6 +72,7 @@ pub use settings::{
     Limits, PageSettings, Policy, PoolSize, RuntimeSettings, SchedulerSettings, Settings,
     SettingsError,
 };
+pub use snapshot_pool::SnapshotCounts;
 pub use stats::{Carryover, Counts, Stats};
 pub use step_cost::StepCost;
 pub use step_times::StepTimeStats;

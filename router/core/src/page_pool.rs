@@ -109,6 +109,8 @@ pub(crate) struct PagePool {
     num_evicted: u64,
     /// What the pages that prompts can find have gained and lost; None if nobody listens.
     events: Option<Vec<KvEvent>>,
+    /// The hashes of evicted pages; None if nobody asks.
+    evicted: Option<Vec<PageHash>>,
     /// Which cache kind this is.
     kind: u32,
 }
@@ -125,6 +127,7 @@ impl PagePool {
             num_parked: 0,
             num_evicted: 0,
             events: None,
+            evicted: None,
             kind,
         }
     }
@@ -132,6 +135,18 @@ impl PagePool {
     /// Records events from now on.
     pub(crate) fn record_events(&mut self) {
         self.events.get_or_insert_default();
+    }
+
+    /// Records which pages are evicted from now on.
+    pub(crate) fn record_evicted(&mut self) {
+        self.evicted.get_or_insert_default();
+    }
+
+    /// The hashes of the pages that were evicted since the last call.
+    pub(crate) fn drain_evicted(&mut self) -> impl Iterator<Item = PageHash> {
+        self.evicted
+            .iter_mut()
+            .flat_map(|evicted| evicted.drain(..))
     }
 
     /// The device has lost all pages. No lease is left.
@@ -144,6 +159,7 @@ impl PagePool {
         }
         *self = Self {
             events,
+            evicted: self.evicted.take().map(|_| Vec::new()),
             num_evicted: self.num_evicted,
             ..Self::new(kind, num_pages.expect("pages have numbers of a u32"))
         };
@@ -380,7 +396,11 @@ impl PagePool {
         self.drop_match(page);
         self.cached.remove(page.0);
         let hash = self.pages[page.0 as usize].hash;
-        self.remove_hash(page, hash.expect("only pages with a hash are cached"));
+        let hash = hash.expect("only pages with a hash are cached");
+        self.remove_hash(page, hash);
+        if let Some(evicted) = &mut self.evicted {
+            evicted.push(hash);
+        }
         self.num_evicted += 1;
         page
     }

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use crate::ids::{Micros, PageId, RequestId, SlotId, StepId, TokenId};
+use crate::ids::{Micros, PageId, RequestId, SlotId, SnapshotId, StepId, TokenId};
 
 /// One step: its rows, and what changed on the device since the last one.
 ///
-/// A worker applies the changes in the order freed, new, trimmed, appended, rows.
+/// A worker applies the changes in the order freed, new, trimmed, appended, restored, rows, saved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// The step's number. Numbers count up by one from 1; a group skips steps without rows.
@@ -24,6 +24,10 @@ pub struct Plan {
     pub appended_pages: Vec<(SlotId, PageId)>,
     /// The same for further cache kinds; empty for models with one kind.
     pub other_pages: Vec<OtherPage>,
+    /// New slots whose state comes from snapshots; empty for models without slot state.
+    pub restored_slots: Vec<RestoredSlot>,
+    /// Slots whose state becomes a snapshot. Those of one slot are in the order of their positions.
+    pub saved_slots: Vec<SavedSlot>,
     /// Prefill rows, in the scheduler's order.
     pub prefill: Vec<PrefillRow>,
     /// Decode rows, in the scheduler's order. They follow the prefill rows in the batch.
@@ -70,6 +74,26 @@ pub struct OtherPage {
     pub slot: SlotId,
     /// Its number in the kind's pool.
     pub page: PageId,
+}
+
+/// A new slot that begins with the state of a snapshot, where its first row starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RestoredSlot {
+    /// Which slot.
+    pub slot: SlotId,
+    /// Which snapshot.
+    pub snapshot: SnapshotId,
+}
+
+/// A slot whose state at a page boundary is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SavedSlot {
+    /// Which slot.
+    pub slot: SlotId,
+    /// Tokens that the state covers: its row of this plan passes the position, or ends there.
+    pub position: u32,
+    /// Where it goes.
+    pub snapshot: SnapshotId,
 }
 
 /// A slot that keeps the first pages of one kind and loses the others.

@@ -5,7 +5,7 @@ use rustc_hash::FxHashSet;
 use crate::ids::{PageId, SlotId, StepId};
 use crate::kv_cache::Lease;
 use crate::outlook::Forecast;
-use crate::plan::{DecodeRow, NewSlot, OtherPage, PrefillRow};
+use crate::plan::{DecodeRow, NewSlot, OtherPage, PrefillRow, RestoredSlot, SavedSlot};
 use crate::prefix_hasher::PageHash;
 use crate::settings::Limits;
 use crate::state::Order;
@@ -36,6 +36,8 @@ pub(crate) struct PlanBuilder {
     num_slot_words: u32,
     pub(crate) appended_pages: Vec<(SlotId, PageId)>,
     pub(crate) other_pages: Vec<OtherPage>,
+    pub(crate) restored_slots: Vec<RestoredSlot>,
+    pub(crate) saved_slots: Vec<SavedSlot>,
     pub(crate) prefill: Vec<(Order, PrefillRow)>,
     pub(crate) decode: Vec<(Order, DecodeRow)>,
     /// Slots whose rows sample under a mask.
@@ -63,6 +65,8 @@ impl PlanBuilder {
             num_slot_words: 0,
             appended_pages: Vec::new(),
             other_pages: Vec::new(),
+            restored_slots: Vec::new(),
+            saved_slots: Vec::new(),
             prefill: Vec::new(),
             decode: Vec::new(),
             masked: FxHashSet::default(),

@@ -5,6 +5,9 @@
 //! device, and a step that fails ends the replica, so every later step may read them. Within a plan no row
 //! reads what another one writes: a request whose next block a row of this plan computes waits for the next
 //! plan. It waits only while another request's row is in the very plan, so it cannot wait for ever.
+//!
+//! Pages are of no use without the slot state behind them, which a snapshot has once its step's result is in. So a
+//! model with slot state publishes with the result, and what it shares it finds at admission.
 
 use rustc_hash::FxHashMap;
 
@@ -47,7 +50,7 @@ impl Scheduler {
         let planned = running.num_planned;
         let (mut start, mut remaining) = (planned, running.num_to_prefill());
         let job = &mut running.job;
-        if job.shares_pages() {
+        if job.shares_pages() && !self.cache.keeps_slot_state() {
             let hasher = &mut self.sharing.hasher;
             if waits_for_row(job, planned, &self.cache, hasher, builder) {
                 return None;
@@ -119,6 +122,9 @@ impl Scheduler {
 
     /// Tells the requests that come later in this plan which block a row computes.
     pub(crate) fn announce(&mut self, slot: SlotId, start: u32, builder: &mut PlanBuilder) {
+        if self.cache.keeps_slot_state() {
+            return;
+        }
         let job = &mut self.running.at_mut(slot).job;
         let num_shared = job.num_known().min(job.num_shareable_tokens());
         let (end, hasher) = (self.cache.block_end(start), &mut self.sharing.hasher);

@@ -245,8 +245,7 @@ impl RunningSet {
     /// Lets a request go on whose mask is there, once its results are in.
     pub(crate) fn resume_with_mask(&mut self, slot: SlotId) {
         let running = self.at_mut(slot);
-        let is_awaited = running.phase == Phase::AwaitingMask && !running.is_in_flight();
-        if is_awaited && std::mem::take(&mut running.job.has_late_mask) {
+        if running.takes_late_mask() {
             let phase = running.phase_with_mask();
             self.shift(slot, phase);
         }

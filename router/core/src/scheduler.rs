@@ -215,6 +215,7 @@ impl Scheduler {
             num_running: self.running.len(),
             num_in_flight: self.num_in_flight(),
             pages: self.cache.counts(0),
+            snapshots: self.cache.snapshot_counts(),
             counts: Counts {
                 num_evictions: self.cache.num_evicted(),
                 ..self.counts
@@ -370,6 +371,7 @@ impl Scheduler {
         self.charge_chunk(slot);
         self.running
             .schedule_row(slot, builder.step, length, u32::from(is_last_chunk));
+        self.save_boundaries(slot, end, builder);
         true
     }
 
@@ -402,6 +404,7 @@ impl Scheduler {
         self.charge_decode_row(slot, start, length);
         self.running
             .schedule_row(slot, builder.step, length, length);
+        self.save_boundaries(slot, start + length, builder);
     }
 
     fn count_carryover(&mut self, num_asked: u32, builder: &PlanBuilder) {

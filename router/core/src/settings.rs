@@ -111,6 +111,10 @@ pub struct PageSettings {
     pub prefix_cache: bool,
     /// Pages kept free at admission for the decoders' next pages; None means 1% of the pool.
     pub watermark: Option<u32>,
+    /// Snapshots of slot state that the user asked for. The ranks report how many there are.
+    pub num_snapshots: Option<u32>,
+    /// Tokens in which one page boundary's slot state is kept as a snapshot.
+    pub snapshot_interval: u32,
     /// Share of the free memory for weights and pages. The ranks read it, the scheduler does not.
     pub memory_fraction: Option<f64>,
 }
@@ -122,6 +126,8 @@ impl Default for PageSettings {
             num_pages: None,
             prefix_cache: true,
             watermark: None,
+            num_snapshots: None,
+            snapshot_interval: 4096,
             memory_fraction: None,
         }
     }
@@ -142,6 +148,8 @@ pub struct RuntimeSettings {
     pub hash_seed: HashSeed,
     /// Cache kinds after the first, which the other fields describe; empty for one kind.
     pub other_kinds: Vec<PoolSize>,
+    /// Snapshots of slot state; None for a model that keeps none.
+    pub num_snapshots: Option<u32>,
 }
 
 impl RuntimeSettings {
@@ -154,6 +162,7 @@ impl RuntimeSettings {
             draft_width: 0,
             hash_seed,
             other_kinds: Vec::new(),
+            num_snapshots: None,
         }
     }
 }
@@ -338,6 +347,12 @@ impl Settings {
                 self.pages.page_size,
                 1,
                 "a page holds at least one token",
+            ),
+            (
+                "snapshot-interval",
+                self.pages.snapshot_interval,
+                1,
+                "a snapshot is at the end of a page",
             ),
             (
                 "num-pages",

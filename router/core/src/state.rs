@@ -18,6 +18,7 @@ use crate::plan::NewSlot;
 use crate::prefix_hasher::{PageHash, PrefixHasher};
 use crate::request::Request;
 use crate::settings::Policy;
+use crate::slot_saves::SlotSaves;
 
 /// The order of requests: the policy's key, then priority with ageing, then the earlier arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,10 +71,12 @@ pub(crate) enum Sharing {
 }
 
 impl Sharing {
-    pub(crate) fn of(request: &Request, prefix_cache: bool) -> Self {
+    pub(crate) fn of(request: &Request, prefix_cache: bool, keeps_slot_state: bool) -> Self {
         match (prefix_cache, request.num_choices.get()) {
             (true, _) => Self::Everyone,
             (false, 1) => Self::Nobody,
+            // Without snapshots pages alone are of no use to another choice.
+            (false, _) if keeps_slot_state => Self::Nobody,
             (false, _) => Self::Choices,
         }
     }
@@ -438,6 +441,8 @@ pub(crate) struct Admission {
     pub(crate) lease: Lease,
     /// Tokens in them.
     pub(crate) num_cached: u32,
+    /// If the model keeps slot state, what is saved of it.
+    pub(crate) saves: Option<Box<SlotSaves>>,
     /// Tokens that it is expected to hold at its end.
     pub(crate) num_expected: u64,
 }
@@ -463,6 +468,8 @@ pub(crate) struct Running {
     pub(crate) job: Box<Job>,
     pub(crate) slot: SlotId,
     pub(crate) lease: Lease,
+    /// If the model keeps slot state that others may find.
+    pub(crate) saves: Option<Box<SlotSaves>>,
     pub(crate) phase: Phase,
     /// Positions that are computed or in flight, as if all drafts were accepted: where the next row
     /// starts.
@@ -488,6 +495,7 @@ impl Running {
             job,
             slot: admission.slot,
             lease: admission.lease,
+            saves: admission.saves,
             phase: Phase::Prefilling,
             num_planned: admission.num_cached,
             num_computed: admission.num_cached,
@@ -543,6 +551,12 @@ impl Running {
         self.num_planned -= num_sampled;
         self.job.receive_prompt_positions(self.job.num_known());
         self.num_computed = self.job.num_known() - 1;
+    }
+
+    /// Whether the mask is there that it waits for, and nothing of it is in flight. The mask then is no longer late.
+    pub(crate) fn takes_late_mask(&mut self) -> bool {
+        let is_awaited = self.phase == Phase::AwaitingMask && !self.is_in_flight();
+        is_awaited && std::mem::take(&mut self.job.has_late_mask)
     }
 
     /// How a request goes on whose row accepted nothing.

@@ -1,6 +1,7 @@
 //! What the scheduler counts.
 
 use crate::page_pool::PageCounts;
+use crate::snapshot_pool::SnapshotCounts;
 use crate::state::{Job, Sharing};
 
 /// The current state, and counts since the start.
@@ -14,6 +15,8 @@ pub struct Stats {
     pub num_in_flight: usize,
     /// The pages of the first cache kind by state.
     pub pages: PageCounts,
+    /// Snapshots of slot state; all 0 for a model without.
+    pub snapshots: SnapshotCounts,
     /// Since the start.
     pub counts: Counts,
 }

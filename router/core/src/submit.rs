@@ -54,7 +54,8 @@ impl Scheduler {
         max_output_tokens: u32,
         now: Micros,
     ) -> Job {
-        let sharing = Sharing::of(&request, self.settings.pages.prefix_cache);
+        let prefix_cache = self.settings.pages.prefix_cache;
+        let sharing = Sharing::of(&request, prefix_cache, self.cache.keeps_slot_state());
         let order = Order::new(
             id,
             self.settings.scheduler.policy,

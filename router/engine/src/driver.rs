@@ -27,6 +27,7 @@ use crate::masks::MaskJobs;
 use crate::metrics::Rejection;
 use crate::output::StreamEvent;
 use crate::rank_range::RankRange;
+use crate::replica_pools::AskedPools;
 use crate::serving::Serving;
 use crate::settings::EngineSettings;
 use crate::shared::{ReplicaShared, Shared};
@@ -98,7 +99,7 @@ impl Driver {
             is_closed: false,
             unsent: Vec::new(),
             stage: Stage::Handshaking {
-                handshake: Handshake::new(ranks, settings.pages.num_pages),
+                handshake: Handshake::new(ranks, AskedPools::new(&settings.pages)),
                 kept: None,
             },
             store: KeyStore::default(),

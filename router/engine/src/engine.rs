@@ -28,6 +28,7 @@ use crate::metrics::Rejection;
 use crate::output::{EndedResponse, Output, write_bodies};
 use crate::output_queue::StreamId;
 use crate::rank_range::RankRange;
+use crate::replica_pools::ReplicaPools;
 use crate::request_seeds::SeedSource;
 use crate::routes::Routes;
 use crate::settings::{EngineSettings, HashKey, SettingsProblem};
@@ -118,7 +119,7 @@ impl Engine {
         let model = Arc::new(settings.template.apply(model)?);
         let max_model_len = settings.model_len(model.context_length())?;
         let num_pages = settings.pages.num_pages.unwrap_or(MOST_PAGES);
-        let trial = settings.for_replica(max_model_len, num_pages, &[]);
+        let trial = settings.for_replica(max_model_len, &ReplicaPools::of_pages(num_pages));
         let limits = trial.limits().map_err(SettingsProblem::from)?;
         let links = bind_links(&settings)?;
         let facts = settings.group_facts(max_model_len, model.vocab_size());

@@ -1,24 +1,20 @@
 //! The handshake: ranks say Hello, get a Welcome, and answer the warm-up step.
 
-use plait_proto::{ExitCode, Fingerprint, Hello, PROTOCOL, PageKind, schema_fingerprint};
+use plait_proto::{ExitCode, Fingerprint, Hello, PROTOCOL, schema_fingerprint};
 
 use crate::rank_range::RankRange;
+use crate::replica_pools::AskedPools;
 
 /// Page kinds of a replica at most, the first one apart.
 const MAX_OTHER_KINDS: usize = 15;
-
-/// Pages of a replica at most, of all kinds. The scheduler keeps about 60 bytes of each.
-const MAX_PAGES: u64 = 1 << 26;
-/// Bytes of a rank's pages at most: 1 PiB, more than any device has.
-const MAX_POOL_BYTES: u64 = 1 << 50;
 
 /// The ranks that have said Hello so far.
 #[derive(Debug)]
 pub struct Handshake {
     ranks: RankRange,
     hellos: Vec<Option<Hello>>,
-    /// Pages that the settings ask for.
-    asked_pages: Option<u32>,
+    /// What the settings ask for.
+    asked: AskedPools,
 }
 
 /// Why a rank was rejected.
@@ -31,12 +27,12 @@ pub struct RejectedPeer {
 }
 
 impl Handshake {
-    /// No rank yet. A rank has at most `asked_pages` pages, if the settings ask for a number.
-    pub fn new(ranks: RankRange, asked_pages: Option<u32>) -> Self {
+    /// No rank yet. A rank has at most what is `asked` for.
+    pub fn new(ranks: RankRange, asked: AskedPools) -> Self {
         Self {
             ranks,
             hellos: vec![None; ranks.len()],
-            asked_pages,
+            asked,
         }
     }
 
@@ -74,7 +70,7 @@ impl Handshake {
                 reason,
             });
         }
-        if let Some(reason) = self.pool_problem(rank, &hello) {
+        if let Some(reason) = self.asked.problem(rank, &hello) {
             return Err(RejectedPeer {
                 code: ExitCode::Settings,
                 reason,
@@ -85,30 +81,6 @@ impl Handshake {
         Ok(())
     }
 
-    /// Why no pool can be as large as a rank says.
-    fn pool_problem(&self, rank: u32, hello: &Hello) -> Option<String> {
-        if let Some(asked) = self.asked_pages.filter(|asked| hello.num_pages > *asked) {
-            return Some(format!(
-                "rank {rank} has {} pages of the KV cache, and --num-pages asks for {asked}: install worker and engine \
-                 from one release",
-                hello.num_pages
-            ));
-        }
-        let (num_pages, num_bytes) = pool_size(hello);
-        if num_pages > MAX_PAGES {
-            return Some(format!(
-                "rank {rank} has {num_pages} pages of the KV cache; up to {MAX_PAGES} are allowed: raise --page-size or \
-                 lower --num-pages"
-            ));
-        }
-        (num_bytes > MAX_POOL_BYTES).then(|| {
-            format!(
-                "rank {rank} has {num_pages} pages of the KV cache, {num_bytes} bytes; up to {MAX_POOL_BYTES} are \
-                 allowed: install worker and engine from one release"
-            )
-        })
-    }
-
     /// How a rank's page kinds differ from those of the ranks that are in.
     fn kinds_mismatch(&self, rank: u32, hello: &Hello) -> Option<String> {
         let sizes = other_page_sizes(hello);
@@ -116,6 +88,20 @@ impl Handshake {
             return Some(format!(
                 "rank {rank} keeps further kinds of pages of {sizes:?} tokens; up to {MAX_OTHER_KINDS} of at least 1 \
                  token are allowed: install worker and engine from one release"
+            ));
+        }
+        let mut in_already = self.hellos.iter().flatten();
+        if let Some(other) =
+            in_already.find(|it| it.slot_state.is_some() != hello.slot_state.is_some())
+        {
+            let which = if hello.slot_state.is_some() {
+                rank
+            } else {
+                other.rank
+            };
+            return Some(format!(
+                "only rank {which} keeps state for each slot, of rank {rank} and rank {}; install both from one release",
+                other.rank
             ));
         }
         let mut others = self.hellos.iter().flatten().map(other_page_sizes);
@@ -159,41 +145,6 @@ fn mismatch(rank: u32, world: u32, hello: &Hello, config: Option<&Fingerprint>) 
     } else {
         None
     }
-}
-
-/// Pages of all kinds and their bytes; a sum that does not fit is the largest number.
-fn pool_size(hello: &Hello) -> (u64, u64) {
-    let first = (hello.num_pages, hello.page_bytes);
-    let others = hello.other_kinds.iter();
-    let kinds = others.map(|kind| (kind.num_pages, kind.page_bytes));
-    kinds
-        .chain([first])
-        .fold((0, 0), |(pages, bytes), (num, size)| {
-            let num = u64::from(num);
-            (pages + num, bytes.saturating_add(num.saturating_mul(size)))
-        })
-}
-
-/// The least number of pages that any rank has room for.
-pub fn num_pages(hellos: &[Hello]) -> u32 {
-    hellos
-        .iter()
-        .map(|hello| hello.num_pages)
-        .min()
-        .expect("a replica has at least one rank")
-}
-
-/// The page kinds after the first, each with the least number of pages that any rank has room for.
-pub fn other_kinds(hellos: &[Hello]) -> Vec<PageKind> {
-    let mut kinds = hellos
-        .first()
-        .map_or_else(Vec::new, |hello| hello.other_kinds.clone());
-    for hello in hellos {
-        for (least, kind) in kinds.iter_mut().zip(&hello.other_kinds) {
-            least.num_pages = least.num_pages.min(kind.num_pages);
-        }
-    }
-    kinds
 }
 
 fn other_page_sizes(hello: &Hello) -> Vec<u32> {
@@ -247,7 +198,11 @@ impl WarmUp {
 
 #[cfg(test)]
 mod tests {
+    use plait_core::PageSettings;
+    use plait_proto::{PageKind, SlotState};
+
     use super::*;
+    use crate::replica_pools::ReplicaPools;
 
     const CONFIG: Fingerprint = [7; 16];
 
@@ -276,12 +231,13 @@ mod tests {
 
     #[test]
     fn the_replica_is_complete_with_its_last_rank_and_takes_the_least_pages() {
-        let mut handshake = Handshake::new(two(), None);
+        let mut handshake = Handshake::new(two(), AskedPools::default());
         handshake.add(1, hello(1), Some(&CONFIG)).unwrap();
         assert_eq!(handshake.complete(), None);
         assert_eq!(handshake.missing(), [0]);
         handshake.add(0, hello(0), Some(&CONFIG)).unwrap();
-        assert_eq!(num_pages(&handshake.complete().unwrap()), 9);
+        let pools = ReplicaPools::of(&handshake.complete().unwrap());
+        assert_eq!(pools, ReplicaPools::of_pages(9));
     }
 
     #[test]
@@ -297,7 +253,7 @@ mod tests {
         for (word, change) in cases {
             let mut other = hello(0);
             change(&mut other);
-            let refused = Handshake::new(two(), None)
+            let refused = Handshake::new(two(), AskedPools::default())
                 .add(0, other, Some(&CONFIG))
                 .unwrap_err();
             assert!(refused.reason.contains(word), "{}", refused.reason);
@@ -308,9 +264,12 @@ mod tests {
     #[test]
     fn a_pool_beyond_any_device_is_refused_with_what_to_do() {
         type Change = fn(&mut Hello);
-        let cases: [(&str, Change); 4] = [
+        let cases: [(&str, Change); 5] = [
             ("4294967295 pages", |hello| hello.num_pages = u32::MAX),
             ("asks for 100", |hello| hello.num_pages = 101),
+            ("--num-snapshots asks for 100", |hello| {
+                hello.slot_state = Some(snapshots(101));
+            }),
             ("18446744073709551615 bytes", |hello| {
                 hello.page_bytes = u64::MAX;
             }),
@@ -326,7 +285,12 @@ mod tests {
         for (words, change) in cases {
             let mut huge = hello(0);
             change(&mut huge);
-            let asked = words.starts_with("asks").then_some(100);
+            let asked = words.contains("asks").then_some(100);
+            let asked = AskedPools::new(&PageSettings {
+                num_pages: asked,
+                num_snapshots: asked,
+                ..PageSettings::default()
+            });
             let refused = Handshake::new(two(), asked)
                 .add(0, huge, Some(&CONFIG))
                 .unwrap_err();
@@ -348,13 +312,39 @@ mod tests {
 
     #[test]
     fn each_page_kind_takes_the_least_pages() {
-        let mut handshake = Handshake::new(two(), None);
+        let mut handshake = Handshake::new(two(), AskedPools::default());
         for (rank, num_pages) in [(0, 7), (1, 5)] {
             let hello = with_pages(rank, 64, num_pages);
             handshake.add(rank, hello, Some(&CONFIG)).unwrap();
         }
-        let kinds = other_kinds(&handshake.complete().unwrap());
+        let kinds = ReplicaPools::of(&handshake.complete().unwrap()).other_kinds;
         assert_eq!((kinds.len(), kinds[0].num_pages), (1, 5));
+    }
+
+    fn snapshots(num_snapshots: u32) -> SlotState {
+        SlotState {
+            slot_bytes: 8,
+            snapshot_bytes: 4,
+            num_snapshots,
+        }
+    }
+
+    #[test]
+    fn slot_state_takes_the_least_snapshots_and_all_ranks_keep_it() {
+        let of = |rank, slot_state| Hello {
+            slot_state,
+            ..hello(rank)
+        };
+        let mut handshake = Handshake::new(two(), AskedPools::default());
+        let first = of(0, Some(snapshots(7)));
+        handshake.add(0, first, Some(&CONFIG)).unwrap();
+        let rejected = handshake.add(1, hello(1), Some(&CONFIG)).unwrap_err();
+        let words = "only rank 0 keeps state for each slot";
+        assert!(rejected.reason.contains(words), "{}", rejected.reason);
+        let second = of(1, Some(snapshots(0)));
+        handshake.add(1, second, Some(&CONFIG)).unwrap();
+        let pools = ReplicaPools::of(&handshake.complete().unwrap());
+        assert_eq!(pools.num_snapshots, Some(0));
     }
 
     #[test]
@@ -365,7 +355,7 @@ mod tests {
             (with_pages(1, 0, 7), "[0] tokens; up to 15"),
             (with_pages(1, 64, 0), "no memory for a single page"),
         ] {
-            let mut handshake = Handshake::new(two(), None);
+            let mut handshake = Handshake::new(two(), AskedPools::default());
             handshake
                 .add(0, with_pages(0, 64, 7), Some(&CONFIG))
                 .unwrap();
@@ -376,6 +366,10 @@ mod tests {
 
     #[test]
     fn nobody_is_let_in_before_the_configuration_is_known() {
-        assert!(Handshake::new(two(), None).add(0, hello(0), None).is_err());
+        assert!(
+            Handshake::new(two(), AskedPools::default())
+                .add(0, hello(0), None)
+                .is_err()
+        );
     }
 }

@@ -35,6 +35,7 @@ mod rank_range;
 mod receive_frames;
 mod remote_link;
 mod remote_workers;
+mod replica_pools;
 mod request_seeds;
 mod routes;
 mod serving;

@@ -278,6 +278,9 @@ pub struct SchedulerMetrics {
     running: Gauge,
     waiting: Gauge,
     pages: [Gauge; 4],
+    snapshots: [Gauge; 4],
+    /// Bytes of a token, a slot and a snapshot.
+    cache_bytes: [Gauge; 3],
     usage: Gauge<f64, AtomicU64>,
     preemptions: Counter,
     prefix_hit_tokens: Counter,
@@ -287,6 +290,8 @@ pub struct SchedulerMetrics {
 }
 
 const PAGE_STATES: [&str; 4] = ["free", "leased", "cached", "parked"];
+const SNAPSHOT_STATES: [&str; 4] = ["free", "writing", "findable", "parked"];
+const CACHED_THINGS: [&str; 3] = ["token", "slot", "snapshot"];
 const CARRYOVER_CAUSES: [&str; 3] = ["tokens", "rows", "pages"];
 
 impl SchedulerMetrics {
@@ -310,6 +315,20 @@ impl SchedulerMetrics {
                 "Pages of the KV pool by state",
                 "state",
                 PAGE_STATES,
+            ),
+            snapshots: labelled(
+                registry,
+                "plait_kv_snapshots",
+                "Snapshots of slot state by state; none unless the model keeps state for each slot",
+                "state",
+                SNAPSHOT_STATES,
+            ),
+            cache_bytes: labelled(
+                registry,
+                "plait_kv_cache_bytes",
+                "Bytes of all ranks that a cached token, a slot and a snapshot take",
+                "of",
+                CACHED_THINGS,
             ),
             usage: registered(
                 registry,
@@ -342,9 +361,30 @@ impl SchedulerMetrics {
         }
     }
 
+    /// Bytes of a token, a slot and a snapshot.
+    pub fn set_cache_bytes(&self, bytes: [u64; 3]) {
+        for (gauge, bytes) in self.cache_bytes.iter().zip(bytes) {
+            gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+    }
+
     /// Copies the scheduler's counts.
     pub fn copy(&self, stats: &Stats) {
-        let Stats { pages, counts, .. } = stats;
+        let Stats {
+            pages,
+            snapshots,
+            counts,
+            ..
+        } = stats;
+        let by_state = [
+            snapshots.free,
+            snapshots.writing,
+            snapshots.findable,
+            snapshots.parked,
+        ];
+        for (gauge, num_snapshots) in self.snapshots.iter().zip(by_state) {
+            gauge.set(num_snapshots.into());
+        }
         self.running.set(stats.num_running.into());
         self.waiting.set(stats.num_waiting.into());
         let by_state = [pages.free, pages.leased, pages.cached, pages.parked];
@@ -616,6 +656,8 @@ mod tests {
             "plait_steps_total{kind=\"mixed\"} 0",
             "plait_requests_rejected_total{reason=\"queue_full\"} 0",
             "plait_kv_pages{state=\"parked\"} 0",
+            "plait_kv_snapshots{state=\"writing\"} 0",
+            "plait_kv_cache_bytes{of=\"slot\"} 0",
             "plait_carryover_total{cause=\"pages\"} 0",
             "plait_time_to_first_token_seconds_count 0",
             "plait_grammars_total{result=\"refused\"} 0",

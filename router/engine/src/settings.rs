@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use plait_core::{HashSeed, PageSettings, PoolSize, RuntimeSettings, SchedulerSettings};
-use plait_proto::{Fact, PageKind};
+use plait_proto::Fact;
 use plait_text::{ChosenFormats, ModelText, RESERVED_NAMES, ReasoningFormat, ToolFormat};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -17,6 +17,7 @@ use crate::group::{
 };
 use crate::kv_events::KvEventsSettings;
 use crate::remote_workers::RemoteWorkers;
+use crate::replica_pools::ReplicaPools;
 use crate::request_seeds::hash_seed;
 
 /// The JSON of `plait.settings.EngineSettings`; defaults live there, beside their docstrings.
@@ -440,14 +441,9 @@ impl EngineSettings {
     }
 
     /// Everything that the scheduler needs, once the ranks have reported their pool.
-    pub fn for_replica(
-        &self,
-        max_model_len: u32,
-        num_pages: u32,
-        other_kinds: &[PageKind],
-    ) -> plait_core::Settings {
+    pub fn for_replica(&self, max_model_len: u32, pools: &ReplicaPools) -> plait_core::Settings {
         let hash_key = self.hash_key.unwrap_or_else(HashKey::draw);
-        let other_kinds = other_kinds.iter().map(|kind| PoolSize {
+        let other_kinds = pools.other_kinds.iter().map(|kind| PoolSize {
             page_size: kind.page_size,
             num_pages: kind.num_pages,
         });
@@ -457,7 +453,8 @@ impl EngineSettings {
             runtime: RuntimeSettings {
                 draft_width: self.draft_tokens,
                 other_kinds: other_kinds.collect(),
-                ..RuntimeSettings::new(num_pages, max_model_len, hash_key.0)
+                num_snapshots: pools.num_snapshots,
+                ..RuntimeSettings::new(pools.num_pages, max_model_len, hash_key.0)
             },
         }
     }

@@ -9,6 +9,7 @@ use plait_proto::{ExitCode, Hello};
 use serde::Serialize;
 
 use crate::output_queue::OutputQueue;
+use crate::replica_pools::ReplicaPools;
 
 /// A replica's life, in order, and the engine's; `failed` may follow any but `stopped`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -44,16 +45,48 @@ pub struct DeviceReport {
     num_pages: u32,
     page_bytes: u64,
     weight_bytes: u64,
+    /// State of each slot, of a model that keeps some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slot_state: Option<SlotStateReport>,
     device: String,
     dtype: String,
 }
 
+/// What a replica keeps for each slot beside its pages.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct SlotStateReport {
+    slot_bytes: u64,
+    snapshot_bytes: u64,
+    num_snapshots: u32,
+}
+
+impl SlotStateReport {
+    /// None if the model keeps none.
+    fn new(hellos: &[Hello], pools: &ReplicaPools) -> Option<Self> {
+        let num_snapshots = pools.num_snapshots?;
+        let of_ranks = hellos.iter().filter_map(|hello| hello.slot_state);
+        Some(Self {
+            slot_bytes: of_ranks.clone().map(|it| it.slot_bytes).sum(),
+            snapshot_bytes: of_ranks.map(|it| it.snapshot_bytes).sum(),
+            num_snapshots,
+        })
+    }
+}
+
 impl DeviceReport {
-    /// The replica's device: pages are the least over the ranks, bytes their sum.
-    pub fn new(hellos: &[Hello], num_pages: u32) -> Self {
+    /// Bytes of all ranks that a cached token, a slot and a snapshot take.
+    pub fn cache_bytes(&self, page_size: u32) -> [u64; 3] {
+        let of_slots = self.slot_state;
+        let [slot, snapshot] = of_slots.map_or([0, 0], |it| [it.slot_bytes, it.snapshot_bytes]);
+        [self.page_bytes / u64::from(page_size), slot, snapshot]
+    }
+
+    /// The replica's device: pages and snapshots are the least over the ranks, bytes their sum.
+    pub fn new(hellos: &[Hello], pools: &ReplicaPools) -> Self {
         let first = hellos.first().expect("a replica has at least one rank");
         Self {
-            num_pages,
+            num_pages: pools.num_pages,
+            slot_state: SlotStateReport::new(hellos, pools),
             page_bytes: hellos.iter().map(|hello| hello.page_bytes).sum(),
             weight_bytes: hellos.iter().map(|hello| hello.weight_bytes).sum(),
             device: first.device.clone(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use plait_core::{Decision, Plan, RequestId, StepWork, TokenId};
 use plait_proto::{
     Adjustment, AppendedPage, DecodeRow, NewSlot, OtherPage, PageKind, PlanEncoder, PrefillRow,
-    SamplingParams, ScoredId, TrimmedSlot,
+    RestoredSlot, SamplingParams, SavedSlot, ScoredId, TrimmedSlot,
 };
 
 use crate::group::decision_to_wire;
@@ -151,6 +151,17 @@ impl PlanWriter {
                 slot: trimmed.slot.0,
                 num_pages: trimmed.num_pages,
             }
+        });
+        refill(&mut wire.restored_slots, &plan.restored_slots, |it| {
+            RestoredSlot {
+                slot: it.slot.0,
+                snapshot: it.snapshot.0,
+            }
+        });
+        refill(&mut wire.saved_slots, &plan.saved_slots, |it| SavedSlot {
+            slot: it.slot.0,
+            position: it.position,
+            snapshot: it.snapshot.0,
         });
         refill(&mut wire.freed_slots, &plan.freed_slots, |slot| slot.0);
         self.encoder.encode(wire)

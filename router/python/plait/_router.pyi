@@ -85,7 +85,8 @@ class Engine:
         `stopped` or `failed`; `event_fd` becomes readable when it changes. `stuck`: a step is overdue. `hung`:
         the driver thread is. Both mean not healthy. `late`: a rank's heartbeat is overdue, which means not
         ready. `ranks` counts ranks that have warmed up. `num_pages` is the least over the ranks; the bytes are
-        their sum. With `failed`, `reason` is a sentence and `exit_code` its code.
+        their sum. `slot_state` has `slot_bytes`, `snapshot_bytes` and `num_snapshots` if the model keeps state for
+        each slot. With `failed`, `reason` is a sentence and `exit_code` its code.
 
         `down`: the ranks were lost and requests wait for others, for `reason`; not healthy. `losses` counts how often.
 

@@ -48,6 +48,8 @@ PriorityDifference = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 Policy = Literal["fcfs", "priority", "fair", "cache-aware"]
 PageSize = Annotated[int, Meta(ge=1, le=1024)]
 PageCount = Annotated[int, Meta(ge=1, le=1 << 30)]
+SnapshotCount = Annotated[int, Meta(ge=0, le=1 << 24)]
+SnapshotInterval = Annotated[int, Meta(ge=1, le=1 << 30)]
 Watermark = Annotated[int, Meta(ge=0, le=1 << 30)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 RankCount = Annotated[int, Meta(ge=1, le=64)]
@@ -298,6 +300,17 @@ class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
             unset="1% of the pool, and what running requests are expected to need by what was seen",
         ),
     ] = None
+    num_snapshots: Annotated[
+        SnapshotCount | None,
+        Setting(
+            "snapshots of slot state, from which prompts with a cached prefix go on (DeepSeek-V4)",
+            unset="as many as take an eighth of what the pages take",
+        ),
+    ] = None
+    snapshot_interval: Annotated[
+        SnapshotInterval,
+        Setting("tokens of a sequence in which one snapshot is kept, beside those where prompts end and part"),
+    ] = 4096
     memory_fraction: Annotated[
         Fraction | None,
         Setting(

@@ -193,7 +193,7 @@ fn fingerprint(harness: &Harness) -> String {
     );
     let mut rest = [&text[..start], &text[end..]].concat();
     let mut state = String::new();
-    let mut pages: Vec<u64> = Vec::new();
+    let (mut pages, mut snapshots): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
     while let Some(open) = rest.find('(') {
         let (before, number) = (rest[..open].to_owned(), number_after(&rest[open..], "("));
         state.push_str(&before);
@@ -203,6 +203,9 @@ fn fingerprint(harness: &Harness) -> String {
             }
             Some(page) if before.ends_with("PageId") => {
                 state += &index_of(page, &mut pages).to_string();
+            }
+            Some(snapshot) if before.ends_with("SnapshotId") => {
+                state += &index_of(snapshot, &mut snapshots).to_string();
             }
             Some(_) if before.ends_with("Micros") => {}
             Some(number) => state += &number.to_string(),
@@ -402,6 +405,41 @@ fn no_schedule_with_two_cache_kinds_gets_stuck() {
     assert!(num_states > 10_000, "only {num_states} states");
 }
 
+/// Two snapshots, which are saved, found, replaced and evicted while others wait for pages.
+fn with_slot_state() -> Vec<(Settings, usize)> {
+    let mut all = keeping_prefixes();
+    for (settings, _) in &mut all {
+        settings.runtime.num_snapshots = Some(2);
+        settings.pages.snapshot_interval = 4;
+    }
+    all
+}
+
+#[test]
+fn no_schedule_with_slot_state_and_two_snapshots_gets_stuck() {
+    let num_states = explore(with_slot_state(), &[(3, 4), (6, 2)], 0, 0);
+    assert!(num_states > 10_000, "only {num_states} states");
+}
+
+/// A late mask throws a request back to its last snapshot.
+#[test]
+fn no_late_mask_gets_requests_with_slot_state_stuck() {
+    let mut num_states = 0;
+    for (settings, depth) in with_slot_state() {
+        num_states += Explorer::explore(Case {
+            settings,
+            requests: [(3, 4), (3, 4), (5, 3)],
+            depth,
+            num_aborts: 0,
+            priority: 0,
+            num_choices: 1,
+            num_late: 1,
+            num_losses: 0,
+        });
+    }
+    assert!(num_states > 10_000, "only {num_states} states");
+}
+
 /// Choices that share pages which nobody else finds, and which go with the last of them.
 #[test]
 fn no_schedule_with_choices_gets_stuck_without_a_prefix_cache() {
@@ -506,6 +544,12 @@ fn no_latecomer_gets_requests_of_more_lengths_stuck() {
 fn no_choices_get_requests_of_more_lengths_stuck() {
     let without_cache = explore_choices(all_settings(), &MORE_LENGTHS, 2);
     tell(without_cache + explore_choices(keeping_prefixes(), &MORE_LENGTHS, 2));
+}
+
+#[test]
+#[ignore = "long: more lengths, and an abort"]
+fn no_slot_state_gets_requests_of_more_lengths_stuck() {
+    tell(explore(with_slot_state(), &MORE_LENGTHS, 1, 0));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use plait_core::{
 };
 
 use crate::oracle;
+use crate::slot_memory::SlotMemory;
 
 #[derive(Clone, Debug)]
 struct Slot {
@@ -66,6 +67,8 @@ impl Pool {
 pub struct FakeDevice {
     pools: Vec<Pool>,
     slots: Vec<Option<Slot>>,
+    /// If the model keeps slot state.
+    memory: Option<SlotMemory>,
 }
 
 impl FakeDevice {
@@ -79,6 +82,7 @@ impl FakeDevice {
         Self {
             pools,
             slots: vec![None; settings.scheduler.num_slots() as usize],
+            memory: SlotMemory::new(settings),
         }
     }
 
@@ -93,6 +97,9 @@ impl FakeDevice {
         let hits = self.hits(plan);
         for (kind, slot, page) in appended(plan) {
             self.append(kind, slot, page, hits.contains(&(slot, (kind, page))));
+        }
+        if let Some(memory) = &mut self.memory {
+            memory.begin(plan);
         }
         let mut tokens = plan.token_ids.as_slice();
         let named = self.named(plan);
@@ -201,6 +208,9 @@ impl FakeDevice {
         }
         // The last token of a row that is left out is computed again.
         self.slot_mut(row.slot).length = row.start + row.length - u32::from(is_left_out);
+        if let Some(memory) = self.memory.as_mut().filter(|_| is_left_out) {
+            memory.poison(row.slot);
+        }
         (row.is_last_chunk && !is_left_out).then(|| self.sample(row.slot, row.start + row.length))
     }
 
@@ -210,6 +220,9 @@ impl FakeDevice {
         assert!(length <= row.start, "start is an upper bound");
         let mut accepted = Vec::new();
         if is_left_out {
+            if let Some(memory) = &mut self.memory {
+                memory.poison(slot);
+            }
             return accepted;
         }
         for position in length..length + row.length {
@@ -271,11 +284,19 @@ impl FakeDevice {
             );
             self.pools[kind].cells[cell] = Some(kv.wrapping_add(kind as u64));
         }
+        if let Some(memory) = &mut self.memory {
+            memory.add(slot, position, kv);
+        }
     }
 
     fn sample(&mut self, slot: SlotId, length: u32) -> TokenId {
         let (seed, next_output) = (self.slot(slot).seed, self.slot(slot).next_output);
-        let token = oracle::sample(self.visible(slot, length), seed, next_output);
+        let visible = self.visible(slot, length);
+        let token = match &self.memory {
+            // What it sees of earlier tokens is in the slot state only.
+            Some(memory) => oracle::sample_from(memory.get(slot).hash, seed, next_output),
+            None => oracle::sample(visible, seed, next_output),
+        };
         let slot = self.slot_mut(slot);
         slot.next_output += 1;
         slot.last_token = Some(token);

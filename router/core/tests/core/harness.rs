@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use plait_core::{
     Event, FinishReason, Micros, Output, Plan, Policy, PrefillRow, Refusal, RequestId, Scheduler,
-    Settings, SlotId, StepId, StepResult, TokenId,
+    Settings, SlotId, SnapshotId, StepId, StepResult, TokenId,
 };
 
 use crate::fake_device::{Computed, FakeDevice, Page, appended};
 use crate::masks::Masks;
 use crate::oracle;
+use crate::slot_memory::{check_counts, check_snapshots};
 pub use crate::spec::Spec;
 
 /// What a client has received so far, and what it must receive in the end.
@@ -42,6 +43,8 @@ struct InFlight {
     reported: Vec<(RequestId, u32)>,
     /// Pages that its rows read or write, with whose they are.
     named: BTreeMap<Page, RequestId>,
+    /// Snapshots that it restores or saves.
+    snapshots: Vec<SnapshotId>,
 }
 
 #[derive(Clone, Debug)]
@@ -154,6 +157,8 @@ impl Harness {
     pub fn send(&mut self, plan: &Plan) {
         self.check_deltas(plan);
         let left_out = self.left_out(plan);
+        let in_use = self.in_flight.iter().flat_map(|step| &step.snapshots);
+        let snapshots = check_snapshots(plan, &self.settings, in_use.copied().collect());
         let computed = self.device.step(plan, &left_out);
         self.check_prompt_positions(plan);
         let last_chunks = plan
@@ -181,6 +186,7 @@ impl Harness {
                 .collect(),
             reported: reported.collect(),
             named,
+            snapshots,
         });
         self.check_pool();
     }
@@ -556,6 +562,10 @@ impl Harness {
         pages
     }
 
+    fn num_snapshots(&self) -> u32 {
+        self.settings.runtime.num_snapshots.unwrap_or(0)
+    }
+
     fn num_kinds(&self) -> usize {
         1 + self.settings.runtime.other_kinds.len()
     }
@@ -608,6 +618,7 @@ impl Harness {
             let sum = pages.free + pages.leased + pages.cached + pages.parked;
             assert_eq!(sum, self.num_pages(kind), "{pages:?}");
         }
+        check_counts(&self.scheduler.stats(), self.num_snapshots());
     }
 
     /// Invariant 3, and everything is given back.
@@ -617,6 +628,8 @@ impl Harness {
         }
         let stats = self.scheduler.stats();
         assert_eq!((stats.num_running, stats.num_waiting), (0, 0));
+        let snapshots = stats.snapshots;
+        assert_eq!(snapshots.free + snapshots.findable, self.num_snapshots());
         for kind in 0..self.num_kinds() {
             let pages = self.scheduler.page_counts(kind);
             assert_eq!(pages.free + pages.cached, self.num_pages(kind));

@@ -29,6 +29,8 @@ mod queue;
 mod replay;
 mod routing;
 mod settings_mirror;
+mod slot_memory;
+mod slot_state;
 mod spec;
 mod speculative_tokens;
 mod step_cost;

@@ -21,12 +21,17 @@ pub fn key_value(before: impl IntoIterator<Item = u64>, token: TokenId) -> u64 {
     mix(before.into_iter().fold(17, mix), u64::from(token))
 }
 
+/// The hash of no position.
+pub const VISIBLE_SEED: u64 = 99;
+
 /// The token that follows the positions whose KV is `visible`.
 pub fn sample(visible: impl IntoIterator<Item = u64>, seed: u64, output: u32) -> TokenId {
-    let hash = mix(
-        mix(visible.into_iter().fold(99, mix), seed),
-        u64::from(output),
-    );
+    sample_from(visible.into_iter().fold(VISIBLE_SEED, mix), seed, output)
+}
+
+/// The same of the hash of these positions.
+pub fn sample_from(visible: u64, seed: u64, output: u32) -> TokenId {
+    let hash = mix(mix(visible, seed), u64::from(output));
     u32::try_from(hash % VOCABULARY).unwrap()
 }
 

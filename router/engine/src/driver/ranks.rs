@@ -1,12 +1,11 @@
 //! The ranks' messages, from Hello to Bye.
 
-use plait_proto::{
-    ExitCode, Fail, ForwardDone, Hello, Malformed, Message, PageKind, StepResult, Welcome,
-};
+use plait_proto::{ExitCode, Fail, ForwardDone, Hello, Malformed, Message, StepResult, Welcome};
 
 use super::{EventLoop, ReplicaConfig, Stage};
-use crate::handshake::{RejectedPeer, WarmUp, num_pages, other_kinds};
+use crate::handshake::{RejectedPeer, WarmUp};
 use crate::link::Received;
+use crate::replica_pools::ReplicaPools;
 use crate::serving::{Serving, ServingConfig};
 use crate::status::{DeviceReport, Phase};
 use crate::step::warm_up;
@@ -101,23 +100,24 @@ impl EventLoop {
         if kept.is_some() {
             return self.take_back(&hellos);
         }
-        let num_pages = num_pages(&hellos);
-        self.own()
-            .status
-            .set_device(DeviceReport::new(&hellos, num_pages));
+        let pools = ReplicaPools::of(&hellos);
+        let device = DeviceReport::new(&hellos, &pools);
+        let page_size = self.driver.replica.settings.pages.page_size;
+        let metrics = &self.own().metrics.scheduler;
+        metrics.set_cache_bytes(device.cache_bytes(page_size));
+        self.own().status.set_device(device);
         let routes = &self.shared().routes;
-        routes.set_num_pages(self.own().number, num_pages);
-        let other_kinds = other_kinds(&hellos);
+        routes.set_num_pages(self.own().number, pools.num_pages);
         if let Some(group) = &self.driver.group {
             group.add_graphs(&hellos);
         }
-        match Serving::new(self.serving_config(num_pages, &other_kinds)) {
-            Ok(serving) => self.welcome(Box::new(serving), other_kinds),
+        match Serving::new(self.serving_config(&pools)) {
+            Ok(serving) => self.welcome(Box::new(serving), pools),
             Err(error) => self.fail(ExitCode::Settings, &error.to_string()),
         }
     }
 
-    fn serving_config(&self, num_pages: u32, other_kinds: &[PageKind]) -> ServingConfig {
+    fn serving_config(&self, pools: &ReplicaPools) -> ServingConfig {
         let ReplicaConfig {
             settings,
             max_model_len,
@@ -125,7 +125,7 @@ impl EventLoop {
             ..
         } = &self.driver.replica;
         ServingConfig {
-            settings: settings.for_replica(*max_model_len, num_pages, other_kinds),
+            settings: settings.for_replica(*max_model_len, pools),
             credit: settings.scheduler.max_in_flight(),
             vocab_size: *vocab_size,
             timeouts: self.timeouts,
@@ -141,20 +141,20 @@ impl EventLoop {
         }
     }
 
-    pub(super) fn welcome(&mut self, serving: Box<Serving>, other_kinds: Vec<PageKind>) {
+    pub(super) fn welcome(&mut self, serving: Box<Serving>, pools: ReplicaPools) {
         let (settings, group) = (serving.settings(), self.driver.group.as_ref());
         let settings_of_engine = &self.driver.replica.settings;
         let limits = serving.limits();
         let welcome = Welcome {
             num_slots: settings.scheduler.num_slots(),
-            num_pages: settings.runtime.num_pages,
+            num_pages: pools.num_pages,
             max_batch_tokens: limits.max_batch_tokens,
             max_rows: limits.max_rows,
             replica: group.map_or(self.own().number, |group| group.replica),
             num_replicas: group.map_or(settings_of_engine.num_replicas, |group| group.num_replicas),
             credit: u32::try_from(serving.credit()).expect("the credit is 1 or 2"),
-            other_kinds,
-            num_snapshots: 0,
+            other_kinds: pools.other_kinds,
+            num_snapshots: pools.num_snapshots.unwrap_or(0),
         };
         let step_0 = warm_up(settings.pages.page_size, &welcome.other_kinds);
         self.stage = Stage::WarmingUp {

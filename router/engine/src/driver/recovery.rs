@@ -1,10 +1,11 @@
 //! A replica whose ranks were lost: its requests wait for new ranks, and go on with them.
 
 use plait_core::{Availability, Micros};
-use plait_proto::{ExitCode, Hello, PageKind};
+use plait_proto::{ExitCode, Hello};
 
 use super::{EventLoop, Stage};
-use crate::handshake::{Handshake, num_pages, other_kinds};
+use crate::handshake::Handshake;
+use crate::replica_pools::{AskedPools, ReplicaPools};
 use crate::serving::Serving;
 use crate::shared::NextRanks;
 use crate::store::KeyStore;
@@ -97,7 +98,7 @@ impl EventLoop {
                 self.driver.replica.started = now;
                 self.store = KeyStore::default();
                 self.last_heard.fill(now);
-                let asked = self.driver.replica.settings.pages.num_pages;
+                let asked = AskedPools::new(&self.driver.replica.settings.pages);
                 self.stage = Stage::Handshaking {
                     handshake: Handshake::new(self.ranks, asked),
                     kept: Some(kept),
@@ -125,17 +126,14 @@ impl EventLoop {
         let Some(serving) = kept.take() else {
             return;
         };
-        let before = pages_of(&serving);
-        if let Some(problem) = fewer_pages(hellos, &before) {
+        let before = &serving.settings().runtime;
+        let pools = ReplicaPools::of(hellos);
+        if let Some(problem) = pools.missing(before) {
             *kept = Some(serving);
             return self.fail(ExitCode::Hardware, &problem);
         }
-        let kinds = other_kinds(hellos).into_iter().zip(&before[1..]);
-        let kinds = kinds.map(|(kind, num_pages)| PageKind {
-            num_pages: *num_pages,
-            ..kind
-        });
-        self.welcome(serving, kinds.collect());
+        let pools = pools.like(before);
+        self.welcome(serving, pools);
     }
 
     /// New ranks have answered their first step.
@@ -147,26 +145,4 @@ impl EventLoop {
         let routes = &self.shared().routes;
         routes.set_availability(own.number, Availability::Open);
     }
-}
-
-/// Pages of each kind.
-fn pages_of(serving: &Serving) -> Vec<u32> {
-    let runtime = &serving.settings().runtime;
-    let others = runtime.other_kinds.iter().map(|kind| kind.num_pages);
-    std::iter::once(runtime.num_pages).chain(others).collect()
-}
-
-/// What the requests were promised and the new ranks do not have.
-fn fewer_pages(hellos: &[Hello], before: &[u32]) -> Option<String> {
-    let others = other_kinds(hellos);
-    let others = others.iter().map(|kind| kind.num_pages);
-    let now: Vec<u32> = std::iter::once(num_pages(hellos)).chain(others).collect();
-    let is_enough =
-        now.len() == before.len() && now.iter().zip(before).all(|(now, before)| now >= before);
-    (!is_enough).then(|| {
-        format!(
-            "the ranks that were started again have {now:?} pages of the KV cache, those before had {before:?}: another \
-             process took memory; free it, or give --num-pages"
-        )
-    })
 }

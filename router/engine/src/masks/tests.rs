@@ -125,6 +125,8 @@ fn empty_plan() -> Plan {
         trimmed_slots: vec![],
         appended_pages: vec![],
         other_pages: vec![],
+        restored_slots: vec![],
+        saved_slots: vec![],
         prefill: vec![],
         decode: vec![],
         token_ids: vec![],

@@ -23,6 +23,9 @@ mod masks;
 #[path = "../../../core/tests/core/oracle.rs"]
 #[allow(dead_code, reason = "the core's own tests need more of it")]
 mod oracle;
+#[path = "../../../core/tests/core/slot_memory.rs"]
+#[allow(dead_code, reason = "the core's own tests need more of it")]
+mod slot_memory;
 #[path = "../../../core/tests/core/spec.rs"]
 #[allow(dead_code, reason = "the core's own tests need more of it")]
 mod spec;

@@ -51,6 +51,14 @@ class SocketWriter(Protocol):
         """Write bytes to all streams that were handed over."""
 
 
+class SlotState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model keeps for each slot beside its pages; bytes are summed over the ranks."""
+
+    slot_bytes: int
+    snapshot_bytes: int
+    num_snapshots: int
+
+
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One replica in `Engine.status()`, and all of them together; see `_router.pyi`."""
 
@@ -73,6 +81,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: int = 0
     page_bytes: int = 0
     weight_bytes: int = 0
+    slot_state: SlotState | None = None
     device: str = ""
     dtype: str = ""
 

@@ -128,13 +128,13 @@ class Recovery:
         say(f"Replica {number} lost its ranks: {lost.reason}; they start again" + (f" in {delay:g} s" if delay else ""))
         await asyncio.sleep(delay)
         try:
-            for worker in self._start(number, lost.num_pages):
+            for worker in self._start(number, lost):
                 watch_worker(worker)
         except OSError as error:
             self._engine.give_up(number, f"its ranks cannot be started again: {error}")
 
-    def _start(self, number: int, num_pages: int) -> Iterator[Worker]:
-        raw = _with_pages(self._config.read_bytes(), num_pages)
+    def _start(self, number: int, lost: ReplicaStatus) -> Iterator[Worker]:
+        raw = _with_pages(self._config.read_bytes(), lost)
         config = self._config.with_name(f"worker-{number}.json")
         config.write_bytes(raw)
         endpoint = self._engine.restart_ranks(number, config_fingerprint(raw))
@@ -161,10 +161,11 @@ class Recovery:
             self._streams.comment()
 
 
-def _with_pages(raw: bytes, num_pages: int) -> bytes:
+def _with_pages(raw: bytes, lost: ReplicaStatus) -> bytes:
     """A worker's configuration with the pages that requests were promised, whatever memory is free by now."""
     config = decode_config(raw)
-    pages = msgspec.structs.replace(config.pages, num_pages=num_pages)
+    num_snapshots = lost.slot_state.num_snapshots if lost.slot_state is not None else config.pages.num_snapshots
+    pages = msgspec.structs.replace(config.pages, num_pages=lost.num_pages, num_snapshots=num_snapshots)
     return encode_config(msgspec.structs.replace(config, pages=pages))
 
 

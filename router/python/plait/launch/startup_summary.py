@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from plait.http.engine import Description, ReplicaStatus, Status
+from plait.http.engine import Description, ReplicaStatus, SlotState, Status
 from plait.launch.unused_settings import unused_settings
 from plait.output import say
 from plait.settings import ServeSettings
@@ -23,22 +23,31 @@ def print_startup_summary(description: Description, status: Status, settings: Se
     for line in _memory_lines(status, settings):
         say(line)
     say(f"  context  {description.max_model_len:,} tokens")
-    if unused := unused_settings(settings, description.architecture, status.device):
+    if unused := _unused(settings, description, status):
         say(f"  unused   {unused}")
     say(f"{READY}{url}")
     say("Ask it something:")
     say("  " + curl_line(url, description.model_id, settings.http.api_key_file))
 
 
+def _unused(settings: ServeSettings, description: Description, status: Status) -> str:
+    keeps_slot_state = status.slot_state is not None
+    return unused_settings(settings, description.architecture, status.device, keeps_slot_state)
+
+
 def _memory_lines(status: Status, settings: ServeSettings) -> Iterator[str]:
     page_size, num_ranks = settings.pages.page_size, settings.process.tp
     if len(status.replicas) < 2:
         yield f"  memory   {_memory(status, page_size)}"
+        if status.slot_state is not None:
+            yield f"  cache    {_cache(status, status.slot_state, settings)}"
         return
     for number, replica in enumerate(status.replicas):
         first, last = number * num_ranks, (number + 1) * num_ranks - 1
         ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
         yield f"  replica {number}, {ranks}: {_memory(replica, page_size)}"
+        if replica.slot_state is not None:
+            yield f"  replica {number}, {ranks}: {_cache(replica, replica.slot_state, settings)}"
 
 
 def _memory(status: ReplicaStatus, page_size: int) -> str:
@@ -49,7 +58,19 @@ def _memory(status: ReplicaStatus, page_size: int) -> str:
     )
 
 
+def _cache(status: ReplicaStatus, slot_state: SlotState, settings: ServeSettings) -> str:
+    """What a token, a slot and a snapshot take, and how many there are."""
+    snapshots = f"{slot_state.num_snapshots:,} snapshots of {_bytes(slot_state.snapshot_bytes)}"
+    slots = f"{settings.scheduler.max_seqs:,} slots" if settings.scheduler.max_seqs is not None else "each slot"
+    return (
+        f"{status.page_bytes // settings.pages.page_size:,} bytes a token, {slots} of {_bytes(slot_state.slot_bytes)}, "
+        f"{snapshots} (prefixes are found where a snapshot is)"
+    )
+
+
 def _bytes(count: int) -> str:
+    if count < 1e6:
+        return f"{count / 1e3:.1f} kB"
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 

@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from plait_proto import family
 
 from plait.http.key_terms import READERS
-from plait.settings import AttentionSettings, DeviceSettings, SchedulerSettings, ServeSettings
+from plait.settings import AttentionSettings, DeviceSettings, PageSettings, SchedulerSettings, ServeSettings
 
 
-def unused_settings(settings: ServeSettings, architecture: str, device: str) -> str:
+def unused_settings(settings: ServeSettings, architecture: str, device: str, keeps_slot_state: bool = False) -> str:
     """Each such setting with the reason, in one line; empty if there are none.
 
     ``architecture`` is the family's name, ``device`` what the worker computes on. Settings equal to their defaults
-    are not listed.
+    are not listed. ``keeps_slot_state``: the worker reports bytes for each slot.
     """
     of_device = (*_of_graphs(settings.device, device), *_of_mla(settings.attention, architecture))
-    return "; ".join((*of_device, *_of_priorities(settings.scheduler)))
+    of_slots = _of_slot_state(settings.pages, keeps_slot_state)
+    return "; ".join((*of_device, *of_slots, *_of_priorities(settings.scheduler)))
 
 
 def _of_graphs(settings: DeviceSettings, device: str) -> Iterator[str]:
@@ -37,6 +38,16 @@ def _of_mla(settings: AttentionSettings, architecture: str) -> Iterator[str]:
     given = settings.mla_context_chunk_size != AttentionSettings().mla_context_chunk_size
     if given and not family(architecture).uses_mla:
         yield "--mla-context-chunk-size (the model has no MLA)"
+
+
+def _of_slot_state(settings: PageSettings, keeps_slot_state: bool) -> Iterator[str]:
+    if keeps_slot_state:
+        return
+    default = PageSettings()
+    number = "--num-snapshots" if settings.num_snapshots != default.num_snapshots else None
+    interval = "--snapshot-interval" if settings.snapshot_interval != default.snapshot_interval else None
+    if given := " and ".join(filter(None, (number, interval))):
+        yield f"{given} (the model keeps no state for each slot)"
 
 
 def _of_priorities(settings: SchedulerSettings) -> Iterator[str]:
