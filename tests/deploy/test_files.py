@@ -48,6 +48,13 @@ def test_the_unit_runs_a_command_line_that_plait_reads() -> None:
     assert Path(settings.http.api_key_file).name == credential.split(":")[0]
 
 
+def test_the_socket_has_the_address_that_the_unit_would_have() -> None:
+    (address,) = re.findall(r"^ListenStream=(.*)$", UNIT.with_suffix(".socket").read_text(), re.MULTILINE)
+    (command,) = unit_values("ExecStart")
+    settings = read_serve(["serve", "m", *(word for word in command.split() if word.startswith("--host"))])
+    assert address == f"{settings.http.host}:{settings.http.port}"
+
+
 def test_the_unit_does_not_start_again_what_would_fail_again() -> None:
     assert unit_values("RestartPreventExitStatus") == ["2 4"]
     assert unit_values("KillMode") == ["mixed"]
@@ -55,8 +62,9 @@ def test_the_unit_does_not_start_again_what_would_fail_again() -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
 def test_systemd_takes_the_unit_and_finds_little_exposed() -> None:
-    found = subprocess.run(["systemd-analyze", "verify", UNIT], capture_output=True, text=True, check=False)
-    others = [line for line in found.stderr.splitlines() if "plait.service" in line and "not executable" not in line]
+    units = [UNIT, UNIT.with_suffix(".socket")]
+    found = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
+    others = [line for line in found.stderr.splitlines() if "plait." in line and "not executable" not in line]
     assert others == []
     done = subprocess.run(
         ["systemd-analyze", "security", "--offline=true", "--no-pager", UNIT],

@@ -31,7 +31,7 @@ SUITES = {
     "gpu-mla": "one H200: latent attention against float64 and float32, recall-mla in every mode and under stress",
     "gpu-ranks": "two H200s: recall-gqa and recall-mla on two ranks in every mode and under stress",
     "cluster": "the chart on a real control plane: its pods, groups of pods, upgrades, drains, scaling",
-    "image": "the images: size, time to ready, a read-only root, nothing secret, their inventories",
+    "image": "the images: size, time to ready, a read-only root, nothing secret; compose file and unit",
     "blackwell": "the calls of the Blackwell backends, with a stand-in for their kernels",
 }
 """The names that `@pytest.mark.acceptance(NAME)` takes."""
