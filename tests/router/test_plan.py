@@ -5,29 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from plait import cli
 from plait.plan.gpus import GPUS
 from plait.plan.layout import Layout, memory
-from plait.plan.model import PlannedModel, read_model
 from plait.plan.rates import Expectations
 from plait.plan.settings import PlanLoadSettings, PlanServerSettings
 from plait_proto import ExitCode
+from plait_testing.measured_servers import MEASURED, MODELS, SHAPES, measured_pages, measured_rates, model_of
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "tests" / "bench" / "results"
-SHAPES = ROOT / "router" / "sim" / "data" / "models"
-MODELS = {
-    "qwen3-8b": SHAPES / "qwen3-8b.json",
-    "v2-lite": SHAPES / "deepseek-v2-lite.json",
-    "recall-gqa": ROOT / "tests" / "models" / "recall-gqa",
-    "recall-mla": ROOT / "tests" / "models" / "recall-mla",
-}
-MEASURED = PlanServerSettings(max_seqs=256, max_batch_tokens=8192)
-"""As serve_load.py sets them."""
-LOAD = re.compile(r"(\d+)/(\d+) @ (\d+)(?:, --dp (\d))?")
 MINIMAX = {
     "architectures": ["MiniMaxM2ForCausalLM"],
     "hidden_size": 3072,
@@ -44,46 +31,6 @@ MINIMAX = {
 }
 
 
-def rows(name: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_bytes())["rows"]
-    return found
-
-
-def model_of(name: str, scratch: Path) -> tuple[PlannedModel, Path]:
-    return read_model(str(MODELS[name]), scratch)
-
-
-def measured_rates() -> list[tuple[str, Layout, PlanLoadSettings, float]]:
-    """Model, layout, load, output tokens/s."""
-    files = {
-        "gpu-qwen3-8b": ("qwen3-8b", 1),
-        "gpu-v2-lite": ("v2-lite", 1),
-        "gpu-qwen3-8b-tp2": ("qwen3-8b", 2),
-        "gpu-v2-lite-tp2": ("v2-lite", 2),
-        "gpu-replicas": ("qwen3-8b", 1),
-    }
-    found = []
-    for file, (model, tp) in files.items():
-        for row in rows(file):
-            case = LOAD.fullmatch(row["case"])
-            if case is not None and row["metric"] == "output_tokens_per_second":
-                prompt, answer, streams, dp = (int(number or 1) for number in case.groups())
-                load = PlanLoadSettings(input_len=prompt, output_len=answer, streams=streams)
-                found.append((model, Layout(tp, dp), load, float(row["value"])))
-    return found + measured_with_shared_experts()
-
-
-def measured_with_shared_experts() -> list[tuple[str, Layout, PlanLoadSettings, float]]:
-    """Of two GPUs; the loads of 256 streams waited for late ranks, which was mended after they were taken."""
-    found = []
-    for row in rows("gpu-v2-lite-dp2"):
-        case = LOAD.fullmatch(row["case"])
-        if case is not None and row["metric"] == "output_tokens_per_second" and case[3] != "256":
-            load = PlanLoadSettings(input_len=int(case[1]), output_len=int(case[2]), streams=int(case[3]))
-            found.append(("v2-lite", Layout(1, 2, dp_attention=True), load, float(row["value"])))
-    return found
-
-
 def test_the_plan_is_compared_with_twenty_measured_loads_or_more() -> None:
     assert len(measured_rates()) >= 20
 
@@ -98,14 +45,12 @@ def test_a_rate_is_within_a_quarter_of_what_was_measured(
     assert expected.output_tokens_per_second == pytest.approx(rate, rel=0.25)
 
 
-@pytest.mark.parametrize("row", rows("gpu-start-memory"), ids=lambda row: str(row["case"]))
-def test_the_pages_are_within_a_twentieth_of_what_a_server_said(row: dict[str, Any], tmp_path: Path) -> None:
-    name, *words = str(row["case"]).split()
-    given = dict(zip(words[::2], words[1::2], strict=True))
-    server = PlanServerSettings(max_seqs=int(given["--max-seqs"]), max_batch_tokens=int(given["--max-batch-tokens"]))
+@pytest.mark.parametrize(("name", "tp", "server", "num_pages"), measured_pages())
+def test_the_pages_are_within_a_twentieth_of_what_a_server_said(
+    name: str, tp: int, server: PlanServerSettings, num_pages: int, tmp_path: Path
+) -> None:
     shape, _ = model_of(name, tmp_path)
-    room = memory(shape, GPUS["h200"], Layout(int(given["--tp"]), 1), server)
-    assert room.num_pages == pytest.approx(row["value"], rel=0.05)
+    assert memory(shape, GPUS["h200"], Layout(tp, 1), server).num_pages == pytest.approx(num_pages, rel=0.05)
 
 
 def test_the_plan_names_a_layout_its_memory_and_the_command(capsys: pytest.CaptureFixture[str]) -> None:
