@@ -117,6 +117,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "KV pages": (
         Panel("Pages", "short", (gauge("plait_kv_pages", "state"),)),
         Panel("Snapshots of slot state", "short", (gauge("plait_kv_snapshots", "state"),)),
+        Panel("Bytes of a cached token, a slot, a snapshot", "bytes", (gauge("plait_kv_cache_bytes", "of"),)),
         Panel("Share that requests hold", "percentunit", (gauge("plait_kv_usage_ratio", "instance", "replica"),)),
         Panel(
             "Prompt tokens found in the prefix cache",
