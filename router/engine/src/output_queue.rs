@@ -7,9 +7,11 @@ use plait_openai::ApiError;
 
 use crate::wakeup::Wakeup;
 
-/// Bytes that may wait to be taken. Beyond this the output thread waits, and generation with it, so memory
-/// does not grow. Who takes them takes everything at once, and bounds what slow clients leave unread.
-const MAX_UNTAKEN_BYTES: usize = 64 << 20;
+/// Bytes that may wait for Python. Beyond this the threads that make them wait, and generation with them, so memory
+/// does not grow. Python takes everything at once and bounds each slow client's backlog itself.
+pub const MAX_FOR_PYTHON: usize = 64 << 20;
+/// Bytes that may wait for the writer thread, which waits for nothing but Python.
+pub const MAX_FOR_WRITER: usize = 4 << 20;
 
 /// Record flag: the last one of its stream.
 pub const LAST: u8 = 1;
@@ -28,6 +30,7 @@ pub type StreamId = u64;
 #[derive(Debug)]
 pub struct OutputQueue {
     untaken: Mutex<Untaken>,
+    max_untaken_bytes: usize,
     taken: Condvar,
     wakeup: Wakeup,
 }
@@ -39,10 +42,11 @@ struct Untaken {
 }
 
 impl OutputQueue {
-    /// An empty one.
-    pub fn new() -> io::Result<Self> {
+    /// An empty one, in which so many bytes may wait.
+    pub fn new(max_untaken_bytes: usize) -> io::Result<Self> {
         Ok(Self {
             untaken: Mutex::default(),
+            max_untaken_bytes,
             taken: Condvar::new(),
             wakeup: Wakeup::new()?,
         })
@@ -67,7 +71,7 @@ impl OutputQueue {
         let mut untaken = self
             .taken
             .wait_while(untaken, |untaken| {
-                untaken.bytes.len() > MAX_UNTAKEN_BYTES && !untaken.closed
+                untaken.bytes.len() > self.max_untaken_bytes && !untaken.closed
             })
             .unwrap_or_else(PoisonError::into_inner);
         if untaken.bytes.is_empty() {
@@ -216,15 +220,15 @@ mod tests {
     }
 
     #[test]
-    fn closing_releases_a_thread_that_waits_for_python() {
-        let output_queue = std::sync::Arc::new(OutputQueue::new().unwrap());
-        output_queue.put(&mut vec![0; MAX_UNTAKEN_BYTES + 1]);
+    fn closing_releases_a_thread_that_waits_for_the_reader() {
+        let output_queue = std::sync::Arc::new(OutputQueue::new(1000).unwrap());
+        output_queue.put(&mut vec![0; 1001]);
         let waiting = std::thread::spawn({
             let output_queue = output_queue.clone();
             move || output_queue.put(&mut vec![0; 1])
         });
         output_queue.close();
         waiting.join().unwrap();
-        assert_eq!(output_queue.take().len(), MAX_UNTAKEN_BYTES + 2);
+        assert_eq!(output_queue.take().len(), 1002);
     }
 }

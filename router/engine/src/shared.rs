@@ -9,7 +9,7 @@ use crate::clock::Clock;
 use crate::link::Link;
 use crate::mailbox::{Mail, Mailbox};
 use crate::metrics::{EngineMetrics, Metrics, Rejection};
-use crate::output_queue::{OutputQueue, StreamId};
+use crate::output_queue::{MAX_FOR_PYTHON, MAX_FOR_WRITER, OutputQueue, StreamId};
 use crate::pending_streams::PendingStreams;
 use crate::routes::Routes;
 use crate::status::{ReplicaStatus, StatusBoard};
@@ -91,8 +91,8 @@ impl ReplicaShared {
 impl Shared {
     /// All empty, for so many replicas.
     pub fn new(clock: Arc<dyn Clock>, num_replicas: u32, routes: Routes) -> std::io::Result<Self> {
-        let output_queue = Arc::new(OutputQueue::new()?);
-        let python_queue = Arc::new(OutputQueue::new()?);
+        let output_queue = Arc::new(OutputQueue::new(MAX_FOR_WRITER)?);
+        let python_queue = Arc::new(OutputQueue::new(MAX_FOR_PYTHON)?);
         let status = StatusBoard::new(&python_queue, num_replicas);
         let metrics = EngineMetrics::new(num_replicas);
         let replica = |number| {

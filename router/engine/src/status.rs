@@ -476,7 +476,7 @@ mod tests {
     use super::*;
 
     fn board(num_replicas: u32) -> StatusBoard {
-        StatusBoard::new(&Arc::new(OutputQueue::new().unwrap()), num_replicas)
+        StatusBoard::new(&Arc::new(OutputQueue::new(1000).unwrap()), num_replicas)
     }
 
     fn report(board: &StatusBoard) -> serde_json::Value {

@@ -25,7 +25,7 @@ fn packed(flags: u8, text: &str) -> Vec<u8> {
 
 impl Begun {
     fn new(max_unsent_bytes: usize) -> Self {
-        let queue = OutputQueue::new().unwrap();
+        let queue = OutputQueue::new(1000).unwrap();
         let (server, client) = UnixStream::pair().unwrap();
         client.set_nonblocking(true).unwrap();
         let mut begun = Self {
@@ -106,7 +106,7 @@ fn records_wait_in_their_order_for_the_socket() {
 
 #[test]
 fn a_stream_that_ends_with_its_first_record_is_pythons_alone() {
-    let queue = OutputQueue::new().unwrap();
+    let queue = OutputQueue::new(1000).unwrap();
     let mut streams = EventStreams::new(Writable::new(&queue).unwrap());
     streams.announce(7, 1000);
     let packed = packed(LAST, "whole");
