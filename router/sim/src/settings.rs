@@ -166,11 +166,15 @@ impl Settings {
         Ok(plait_core::Settings {
             scheduler: self.scheduler.clone(),
             pages: self.pages.clone(),
-            runtime: RuntimeSettings::new(
-                self.num_pages(device)?,
-                self.cluster.model_len(device)?,
-                HASH_SEED,
-            ),
+            runtime: RuntimeSettings {
+                // No rank tells whether the model keeps slot state: it does if snapshots are asked for.
+                num_snapshots: self.pages.num_snapshots,
+                ..RuntimeSettings::new(
+                    self.num_pages(device)?,
+                    self.cluster.model_len(device)?,
+                    HASH_SEED,
+                )
+            },
         })
     }
 

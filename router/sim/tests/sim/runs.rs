@@ -48,6 +48,35 @@ fn steps_are_separate_without_mixing() {
     assert_eq!(on_constant_hardware(&separate).mixed_share, 0.0);
 }
 
+/// Prompts of 1,024 tokens, one after another; the first 512 are the same.
+fn branching(num: u64) -> String {
+    let line = |number: u64| json!({"timestamp": number * 60_000, "input_length": 1024, "output_length": 1, "hash_ids": [0, number + 1]});
+    (0..num)
+        .map(|number| format!("{}\n", line(number)))
+        .collect()
+}
+
+#[test]
+fn with_slot_state_prompts_find_what_a_snapshot_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let hit_ratio = |num_snapshots: Option<u32>| {
+        let found = summary(json!({
+            "load": trace(&file(&folder, "t.jsonl", &branching(10))),
+            "cluster": constant_hardware(&folder),
+            "pages": {"page_size": 256, "num_snapshots": num_snapshots},
+        }));
+        found.prefix_hit_ratio
+    };
+    assert_eq!(hit_ratio(None), 9.0 * 512.0 / 10_240.0);
+    let learnt = 8.0 * 512.0 / 10_240.0;
+    assert_eq!(
+        hit_ratio(Some(40)),
+        learnt,
+        "the second learns where they part"
+    );
+    assert_eq!(hit_ratio(Some(0)), 0.0);
+}
+
 /// One long answer, a short one beside it, and later one more.
 const UNEVEN: &str = r#"{"timestamp": 0, "input_length": 10, "output_length": 1000, "hash_ids": [0]}
 {"timestamp": 1, "input_length": 10, "output_length": 1, "hash_ids": [1]}
