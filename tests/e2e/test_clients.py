@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import httpx
 import openai
 import pytest
 from plait_testing.running_server import Server, start_server
@@ -88,6 +89,30 @@ def test_langchain_structures_an_answer_by_a_json_schema(langchain: Any) -> None
     assert isinstance(list(structured.stream("an event"))[-1], Event)
 
 
+class Forecast(BaseModel):
+    """Weather of a place."""
+
+    city: Word
+    days: Annotated[int, Field(ge=1, le=7)]
+
+
+def test_langchain_calls_a_bound_tool_whole_and_streamed(langchain: Any) -> None:
+    bound = langchain.bind_tools([Forecast], tool_choice="Forecast")
+    (call,) = bound.invoke("copy kilo").tool_calls
+    assert call["name"] == "Forecast"
+    Forecast.model_validate(call["args"])
+    first, *rest = bound.stream("copy kilo")
+    joined = first
+    for chunk in rest:
+        joined = joined + chunk
+    assert [(one["name"], one["args"]) for one in joined.tool_calls] == [(call["name"], call["args"])]
+
+
+def test_langchain_structures_an_answer_by_a_tool(langchain: Any) -> None:
+    structured = langchain.with_structured_output(Forecast, method="function_calling")
+    assert isinstance(structured.invoke("copy kilo"), Forecast)
+
+
 @pytest.fixture
 def litellm(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it is fetched
@@ -109,6 +134,54 @@ def test_litellm_answers_whole_and_streamed_with_usage_and_a_class(
     Event.model_validate_json(answer.choices[0].message.content)
     guided = litellm.completion(extra_body={"guided_regex": "[0-9]{3}"}, **greedy)
     assert guided.choices[0].message.content.isdecimal()
+
+
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+def test_litellm_calls_a_tool_whole_and_streamed(litellm: Any, clients_server: Server, provider: str) -> None:
+    tool = {"type": "function", "function": {"name": "forecast", "parameters": Forecast.model_json_schema()}}
+    given = {"model": f"{provider}/{MODEL}", "api_base": f"{clients_server.url}/v1", "api_key": "none"}
+    asked = given | DRAWN | {"messages": ASK, "tools": [tool], "tool_choice": "required"}
+    whole = litellm.completion(**asked, parallel_tool_calls=False)
+    (call,) = whole.choices[0].message.tool_calls
+    assert (call.function.name, whole.choices[0].finish_reason) == ("forecast", "tool_calls")
+    Forecast.model_validate_json(call.function.arguments)
+    chunks = list(litellm.completion(stream=True, **asked, parallel_tool_calls=False))
+    joined = litellm.stream_chunk_builder(chunks, messages=ASK)
+    (streamed,) = joined.choices[0].message.tool_calls
+    assert streamed.function.arguments == call.function.arguments
+
+
+OF_VLLM: dict[str, tuple[str, dict[str, Any]]] = {
+    "openai": ("/v1/completions", {"prompt": "copy kilo", "repetition_penalty": 1.0, "logprobs": None}),
+    "openai, token ids": ("/v1/completions", {"prompt": [9] * 24, "repetition_penalty": 1.0, "logprobs": None}),
+    "openai-chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "copy kilo"}]}]},
+    ),
+}
+"""What `vllm bench serve` sends by `--backend`, beside the fields of all."""
+
+
+@pytest.mark.parametrize("backend", OF_VLLM)
+def test_vllm_bench_serve_reads_as_many_tokens_as_it_asked_for(clients_server: Server, backend: str) -> None:
+    path, own = OF_VLLM[backend]
+    length = "max_completion_tokens" if backend == "openai-chat" else "max_tokens"
+    of_all = {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+    # Behind --temperature, --top-p and the like; each request has an id of its own.
+    body = of_all | own | {length: 12, "temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0}
+    num_with_choices, usage = 0, None
+    with httpx.stream("POST", clients_server.url + path, json=body, headers={"x-request-id": "bench-1"}) as answer:
+        assert answer.status_code == 200, answer.read()
+        messages = [line.strip() for line in "".join(answer.iter_text()).split("\n\n") if line.strip()]
+    assert messages.pop() == "data: [DONE]"
+    for message in messages:
+        data = json.loads(message.removeprefix("data: "))
+        num_with_choices += bool(data["choices"])
+        if not data["choices"]:
+            usage = data["usage"]
+    assert usage is not None
+    assert (usage["completion_tokens"], usage["prompt_tokens"] > 0) == (12, True)
+    assert 1 < num_with_choices <= 12 + 2
 
 
 def test_a_schema_of_the_sdk_is_strict_json(sdk: openai.OpenAI) -> None:

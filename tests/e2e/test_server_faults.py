@@ -25,6 +25,9 @@ FULL_DISK = Path("/dev/full")
 TIMEOUT = 120.0
 ENDLESS: dict[str, Any] = {"prompt": [7] * 20, "max_tokens": 600, "ignore_eos": True, "stream": True, "temperature": 0}
 
+MANY_LOGPROBS = 5
+"""Of a completion: some kilobytes a token."""
+
 
 @pytest.fixture(scope="module")
 def short_of_pages(check_models: Path) -> Iterator[Server]:
@@ -67,10 +70,19 @@ def num_descriptors(server: Server) -> int:
     return num
 
 
+def unsent_bytes(port: int) -> int:
+    """What the server's end of a connection keeps because the client at ``port`` does not read."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, _, remote, _, queues, *_ = line.split()
+        if int(remote.rpartition(":")[2], 16) == port:
+            return int(queues.partition(":")[0], 16)
+    return 0
+
+
 @contextmanager
-def streaming(server: Server) -> Iterator[socket.socket]:
-    """A stream that has begun, over a socket of its own."""
-    body = json.dumps(ENDLESS).encode()
+def streaming(server: Server, receive_bytes: int | None = None, **fields: Any) -> Iterator[socket.socket]:
+    """A stream that has begun, over a socket of its own, with room for so many bytes or what the system gives."""
+    body = json.dumps(ENDLESS | fields).encode()
     lines = (
         f"POST {COMPLETIONS} HTTP/1.1",
         "host: x",
@@ -78,7 +90,11 @@ def streaming(server: Server) -> Iterator[socket.socket]:
         f"content-length: {len(body)}",
     )
     port = int(server.url.rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as client:
+    with socket.socket() as client:
+        client.settimeout(TIMEOUT)
+        if receive_bytes is not None:  # before the connection, which agrees on a window
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        client.connect(("127.0.0.1", port))
         client.sendall("\r\n".join((*lines, "", "")).encode() + body)
         assert client.recv(12) == b"HTTP/1.1 200"
         yield client
@@ -132,10 +148,13 @@ def test_requests_beyond_the_pages_all_end_with_the_tokens_of_a_lone_one(short_o
 
 
 def test_a_client_that_reads_a_byte_at_a_time_holds_up_nobody(short_of_pages: Server) -> None:
-    with streaming(short_of_pages) as slow:
+    with streaming(short_of_pages, logprobs=MANY_LOGPROBS, receive_bytes=1) as slow:
+        port = slow.getsockname()[1]
+        until(lambda: unsent_bytes(port) > 0)
         for _ in range(4):
             answers(short_of_pages, 2)
             assert len(slow.recv(1)) == 1
+            assert unsent_bytes(port) > 0, "the server holds what does not fit the client's socket"
     until(lambda: is_at_rest(short_of_pages))
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from plait_proto import Adjustment, NewSlot, read_adjustments
 from plait_worker.errors import WorkerError
 from plait_worker.sample import sample
 from plait_worker.sampling_table import SamplingTable
 
+Floats = NDArray[np.float64]
 VOCAB = 40
 CPU = torch.device("cpu")
 
@@ -111,6 +113,45 @@ def test_the_output_that_a_preempted_request_brings_changes_no_token(asked: Aske
     table.admit(0, Asked(presence=2.0))  # has the rows of others
     table.admit(3, replace(asked, output=whole[:num_before]), next_output=num_before)
     assert [table.step(falling(), [3])[0] for _ in range(12 - num_before)] == whole[num_before:]
+
+
+def float64_token(logits: Floats, asked: Asked, counts: Floats) -> tuple[int, bool]:
+    """The best token, and whether float32 may take another for it; ``counts`` are those of the output."""
+    seen = counts > 0
+    adjusted = logits - asked.frequency * counts - asked.presence * seen
+    repeated = seen.copy()
+    repeated[list(asked.prompt)] = True
+    adjusted += np.where(repeated, np.where(logits > 0, logits / asked.repetition, logits * asked.repetition) - logits, 0)
+    for token, bias in asked.bias.items():
+        adjusted[token] += bias
+    second, best = np.argsort(adjusted, kind="stable")[-2:]
+    return int(best), bool(adjusted[best] - adjusted[second] < 1e-6 * (10 + np.abs(adjusted).max()))
+
+
+@pytest.mark.acceptance("cpu")
+def test_the_tokens_of_long_outputs_are_those_of_float64(sized: Callable[[int, int], int]) -> None:
+    """Each row with penalties, a prompt and biases of its own; a tie within float32's rounding decides nothing."""
+    drawn, slots = np.random.default_rng(25), list(range(6))
+    table, asked = Table(), list[Asked]()
+    for slot in slots:
+        presence, frequency = np.float32(drawn.uniform(-2, 2, 2)).tolist()
+        prompt = drawn.integers(0, VOCAB, 20).tolist()
+        bias = {int(token): float(np.float32(drawn.normal())) for token in drawn.choice(VOCAB, 5, replace=False)}
+        # A frequency penalty below zero repeats one token for good; above, the counts decide more with every token.
+        one = Asked(presence, abs(frequency) / 50, float(np.float32(drawn.uniform(0.8, 1.5))), prompt=prompt, bias=bias)
+        asked.append(one)
+        table.admit(slot, one)
+    counts = np.zeros((len(slots), VOCAB))
+    num_steps, num_close = sized(600, 100_000) // len(slots) + 1, 0
+    for _ in range(num_steps):
+        logits = torch.from_numpy(drawn.normal(0, 4, (len(slots), VOCAB)).astype(np.float32))
+        for slot, token in zip(slots, table.step(logits, slots), strict=True):
+            best, is_close = float64_token(logits[slot].double().numpy(), asked[slot], counts[slot])
+            assert token == best or is_close
+            num_close += is_close
+            counts[slot, token] += 1
+    assert num_close <= 0.001 * num_steps * len(slots)
+    assert ((counts > 0).sum(1) > VOCAB // 2).all()
 
 
 def test_biases_are_added_and_allowed_tokens_are_the_only_ones() -> None:
