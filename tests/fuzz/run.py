@@ -14,7 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,18 @@ MAX_CPU_SECONDS = 20.0
 MAX_GROWN_BYTES = 1 << 30
 """Of the process, over all inputs of a target."""
 Found = dict[str, Any]
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Raises `HungError` in time, and ends the process where C code computes, which no exception reaches."""
+    signal.setitimer(signal.ITIMER_VIRTUAL, MAX_CPU_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, 4 * MAX_CPU_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 class HungError(Exception):
@@ -45,21 +58,22 @@ def run_python(target: Target, seed: int, goes_on: Callable[[int], bool]) -> Fou
     number = num_taken = 0
     slowest = 0.0
     signal.signal(signal.SIGVTALRM, _hang)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    FAILURES.mkdir(parents=True, exist_ok=True)
+    at = FAILURES / f"{target.name}.at"
     while number < len(corpus) or goes_on(number - len(corpus)):
         raw = make_input(target.name, seed, number, corpus, target.words)
         begin = time.thread_time()
-        signal.setitimer(signal.ITIMER_VIRTUAL, MAX_CPU_SECONDS)
+        at.write_bytes(number.to_bytes(8, "little"))
         try:
-            target.decode(raw)
+            with _limited():
+                target.decode(raw)
             num_taken += 1
         except target.refusals:
             pass
         except Exception as error:  # noqa: BLE001 (whatever it is, it is what is looked for)
             failures.append((number, f"{type(error).__name__}: {error}"[:300]))
-            FAILURES.mkdir(parents=True, exist_ok=True)
-            (FAILURES / f"{target.name}-{seed}-{number}").write_bytes(raw)
-        finally:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            _keep(target.name, seed, number, raw)
         slowest = max(slowest, time.thread_time() - begin)
         number += 1
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - at_first) << 10
@@ -75,6 +89,10 @@ def run_python(target: Target, seed: int, goes_on: Callable[[int], bool]) -> Fou
     }
 
 
+def _keep(name: str, seed: int, number: int, raw: bytes) -> None:
+    (FAILURES / f"{name}-{seed}-{number}").write_bytes(raw)
+
+
 def _until(unit: str, amount: int) -> Callable[[int], bool]:
     if unit == "inputs":
         return lambda number: number < amount
@@ -87,7 +105,9 @@ def _run_here(name: str, seed: int, unit: str, amount: int) -> Found:
     words = [sys.executable, "-m", "fuzz.run", "--here", name, "--seed", str(seed), f"--{unit}", str(amount)]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
     if not done.stdout:
-        return {"target": name, "failures": [(-1, f"the process ended with {done.returncode}")]}
+        target, number = named(name), int.from_bytes((FAILURES / f"{name}.at").read_bytes(), "little")
+        _keep(name, seed, number, make_input(name, seed, number, target.corpus(), target.words))
+        return {"target": name, "failures": [(number, f"the process ended with {done.returncode}")]}
     found: Found = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,22 @@ def test_a_hang_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
     found = run.run_python(Target("restarts", [b"[["], (), hang), SEED, lambda _: False)
     assert [why.split(":")[0] for _, why in found["failures"]] == ["HungError"] * found["inputs"]
+
+
+def test_a_hang_in_c_code_ends_the_process_and_leaves_the_inputs_number(failures: Path) -> None:
+    code = f"""
+import itertools
+from pathlib import Path
+from fuzz import run
+from fuzz.targets import Target
+run.MAX_CPU_SECONDS, run.FAILURES = 0.05, Path({str(failures)!r})
+hang = lambda raw: sum(itertools.repeat(0)) if seen.append(raw) or len(seen) > 1 else None
+seen = []
+run.run_python(Target("restarts", [b"[["], (), hang), {SEED}, lambda _: True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "tests", check=False)
+    assert done.returncode == -signal.SIGPROF
+    assert (failures / "restarts.at").read_bytes() == (1).to_bytes(8, "little")
 
 
 def test_every_folder_of_the_corpus_is_read_by_a_decoder() -> None:

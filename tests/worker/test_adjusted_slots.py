@@ -121,7 +121,9 @@ def float64_token(logits: Floats, asked: Asked, counts: Floats) -> tuple[int, bo
     adjusted = logits - asked.frequency * counts - asked.presence * seen
     repeated = seen.copy()
     repeated[list(asked.prompt)] = True
-    adjusted += np.where(repeated, np.where(logits > 0, logits / asked.repetition, logits * asked.repetition) - logits, 0)
+    adjusted += np.where(
+        repeated, np.where(logits > 0, logits / asked.repetition, logits * asked.repetition) - logits, 0
+    )
     for token, bias in asked.bias.items():
         adjusted[token] += bias
     second, best = np.argsort(adjusted, kind="stable")[-2:]
@@ -134,7 +136,7 @@ def test_the_tokens_of_long_outputs_are_those_of_float64(sized: Callable[[int, i
     drawn, slots = np.random.default_rng(25), list(range(6))
     table, asked = Table(), list[Asked]()
     for slot in slots:
-        presence, frequency = np.float32(drawn.uniform(-2, 2, 2)).tolist()
+        presence, frequency = (float(np.float32(drawn.uniform(-2, 2))) for _ in range(2))
         prompt = drawn.integers(0, VOCAB, 20).tolist()
         bias = {int(token): float(np.float32(drawn.normal())) for token in drawn.choice(VOCAB, 5, replace=False)}
         # A frequency penalty below zero repeats one token for good; above, the counts decide more with every token.
