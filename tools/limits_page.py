@@ -41,6 +41,7 @@ GROUPS: dict[str, tuple[str, tuple[Limit, ...]]] = {
         "Beyond them: 400 that names the field. [API](api.md) has the ranges of the sampling fields.",
         (
             Limit("`messages`", OPENAI, "MESSAGES"),
+            Limit("items of a response's `input`", f"{HTTP}/responses.py", "MAX_ITEMS"),
             Limit("`documents`", OPENAI, "DOCUMENTS"),
             Limit("prompts of one completion", OPENAI, "PROMPTS"),
             Limit("`n`", OPENAI, "CHOICES"),

@@ -17,7 +17,10 @@ from plait.bench.response import Response
 from plait.errors import SettingsError, StartError
 from plait.http.auth import ApiKeys
 from plait.http.errors import ApiError
-from plait.http.validate import read_chat, read_completion
+from plait.http.messages import read_message
+from plait.http.responses import read_response
+from plait.http.text_calls import count_message, read_detokenize, read_response_to_count, read_tokenize
+from plait.http.validate import ANONYMOUS, read_chat, read_completion
 from plait.launch.group_place import read_key_lines
 from plait.launch.hash_key import cache_secrets
 from plait.nodes import messages
@@ -44,6 +47,16 @@ CHAT = [
     b"type text image_url structured_outputs chat_template_kwargs reasoning_effort seed max_tokens logprobs".split()
 ]
 COMPLETION = [b'"%s"' % word for word in b"prompt echo suffix best_of prompt_logprobs stop_token_ids user".split()]
+RESPONSE = [
+    b'"%s"' % word
+    for word in b"input instructions message reasoning function_call function_call_output call_id output arguments "
+    b"input_text output_text summary text format json_schema allowed_tools include metadata max_output_tokens".split()
+]
+MESSAGES = [
+    b'"%s"' % word
+    for word in b"max_tokens system thinking budget_tokens tool_use tool_result tool_use_id is_error input_schema "
+    b"tool_choice output_config context_management edits stop_sequences redacted_thinking user_id any".split()
+]
 CONFIG = [
     b'"%s"' % word
     for word in b"architectures rope_scaling rope_parameters quantization_config head_dim layer_types yarn llama3 "
@@ -147,16 +160,24 @@ def _frames(raw: bytes) -> None:
     assert decode(encode(message)) == message
 
 
-def _body(read: Callable[[bytes, str], object]) -> Callable[[bytes], None]:
+def _body(read: Callable[[bytes, tuple[str, ...]], object]) -> Callable[[bytes], None]:
     def decode_body(raw: bytes) -> None:
         try:
-            msgspec.json.encode(read(raw, "m"))
+            msgspec.json.encode(read(raw, ("m",)))
         except ApiError as error:
             if error.status >= 500:
                 raise AssertionError(error.status) from error
             raise
 
     return decode_body
+
+
+def _text_calls(raw: bytes) -> None:
+    """Each reader must take or refuse it; the last one's word counts."""
+    for read in (read_detokenize, count_message, read_response_to_count):
+        with suppress(ApiError):
+            read(raw, ("m",), ANONYMOUS)
+    read_tokenize(raw, ("m",), ANONYMOUS)
 
 
 def _answer(raw: bytes) -> None:
@@ -228,6 +249,9 @@ TARGETS = (
     Target("frames", MSGPACK, (Malformed,), _frames, 500),
     Target("chat_body", [*JSON, *CHAT], (ApiError,), _body(read_chat), 200),
     Target("completion_body", [*JSON, *COMPLETION], (ApiError,), _body(read_completion), 200),
+    Target("response_body", [*JSON, *CHAT, *RESPONSE], (ApiError,), _body(read_response), 200),
+    Target("message_body", [*JSON, *CHAT, *MESSAGES], (ApiError,), _body(read_message), 200),
+    Target("text_call_body", [*JSON, *CHAT, *COMPLETION], (ApiError,), _text_calls, 100),
     Target("http", HTTP, (), _http),
     Target("api_keys", KEY_LINES, (SettingsError,), _of_file("keys.txt", lambda it: ApiKeys.from_file(it, "fair"))),
     Target("node_keys", LINES, (SettingsError,), _node_keys),

@@ -60,6 +60,9 @@ class InMemoryEngine:
             self.tenants[stream] = tenant
             self._changed.notify_all()
 
+    def submit_text(self, stream: int, tenant: int, call: bytes) -> None:
+        self.submit(stream, tenant, call)
+
     def abort(self, stream: int) -> None:
         with self._changed:
             self.aborted.append(stream)

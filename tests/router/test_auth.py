@@ -49,6 +49,12 @@ def bearer(key: bytes) -> tuple[bytes, bytes]:
     return (b"authorization", b"Bearer " + key)
 
 
+def test_a_key_may_come_as_anthropics_clients_send_it() -> None:
+    assert status_of(b"/v1/messages", (b"x-api-key", b"first")) == 200
+    assert status_of(b"/v1/messages", (b"x-api-key", b"firs")) == 401
+    assert status_of(b"/v1/messages", bearer(b"none"), (b"x-api-key", b"second")) == 200
+
+
 def test_keys_are_the_lines_of_the_file(key_file: Path) -> None:
     assert list(read_keys(key_file)) == ["first", "second"]
 
@@ -156,7 +162,7 @@ def test_a_term_that_the_policy_does_not_read_is_an_error(
 
 
 def test_a_request_has_its_keys_weight_and_at_best_its_priority() -> None:
-    asked = read_chat(b'{"messages": [{"role": "user", "content": "x"}], "priority": -2}', "m")
+    asked = read_chat(b'{"messages": [{"role": "user", "content": "x"}], "priority": -2}', ("m",))
     silent = msgspec.structs.replace(asked, priority=0)
     assert KeyTerms().apply(asked) == asked
     assert KeyTerms(weight=3, priority=-2).apply(asked) == msgspec.structs.replace(asked, weight=3)

@@ -16,9 +16,9 @@ WRAPPED = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "
 
 def constraint(**fields: Any) -> Constraint | None:
     body = json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields})
-    asked = read_chat(body.encode(), "m").constraint
+    asked = read_chat(body.encode(), ("m",)).constraint
     completion = json.dumps({"prompt": "hi", **fields}).encode()
-    assert read_completion(completion, "m").constraint == asked
+    assert read_completion(completion, ("m",)).constraint == asked
     return asked
 
 

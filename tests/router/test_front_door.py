@@ -290,3 +290,30 @@ def test_the_openapi_document_has_every_route_and_the_bodies_fields(door: Door) 
     )
     assert "temperature" in document["components"]["schemas"]["ChatBody"]["properties"]
     assert document["paths"][CHAT]["post"]["requestBody"]["required"]
+
+
+def test_messages_have_errors_of_their_own_form(door: Door, locked_door: Door) -> None:
+    asking = Asking(door, "/v1/messages", max_tokens=1)
+    door.engine.send(failure(door.wait_for(1), 429, ERROR, 7))
+    answer = asking.answer()
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
+    assert answer.json() == {"type": "error", "error": {"type": "rate_limit_error", "message": "no"}}
+    locked = httpx.post(f"{locked_door.url}/v1/messages", json={}, timeout=60)
+    assert locked.json()["error"]["type"] == "authentication_error"
+
+
+def test_a_stream_of_messages_that_fails_ends_with_an_error_event(door: Door) -> None:
+    asking = Asking(door, "/v1/messages", max_tokens=1, stream=True)
+    stream = door.wait_for(1)
+    door.engine.send(record(stream, b"event: message_start\ndata: {}\n\n"), failure(stream, 500, ERROR))
+    last = asking.answer().text.split("\n\n")[-2]
+    assert last == 'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"no"}}'
+
+
+def test_the_load_is_what_is_not_answered(door: Door) -> None:
+    asking = Asking(door)
+    stream = door.wait_for(1)
+    assert httpx.get(f"{door.url}/load", timeout=60).json() == {"server_load": 1}
+    door.engine.send(record(stream, b"{}", LAST))
+    asking.answer()
+    assert httpx.get(f"{door.url}/load", timeout=60).json() == {"server_load": 0}

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from plait import cli
 from plait.batch_sizes import check_chunk, with_batch_sizes
+from plait.check_settings import check_model_is_named
 from plait.errors import SettingsError
 from plait.flags import Parser, add_flags, flags, read_settings
 from plait.kernels import KernelsSettings
@@ -211,6 +212,20 @@ def test_the_engine_gets_every_field() -> None:
     read = msgspec.json.decode(msgspec.json.encode(engine), type=EngineSettings)
     assert read == engine
     assert (engine.seed, engine.served_model_name, engine.num_ranks) == (5, "mine", 1)
+
+
+def test_a_model_has_as_many_names_as_are_given() -> None:
+    settings = parse("--served-model-name", "mine", "yours", "--seed", "5")
+    assert settings.http.served_model_name == ("mine", "yours")
+    assert engine_settings(settings, "/m", "other", "/r").served_model_name == "mine"
+
+
+@pytest.mark.parametrize("swallowed", ["org/model", "."])
+def test_a_model_among_its_names_is_an_error(swallowed: str) -> None:
+    with pytest.raises(SettingsError, match="write MODEL before it"):
+        check_model_is_named(None, ("mine", swallowed))
+    check_model_is_named("model", ("mine", swallowed))
+    check_model_is_named(None, (swallowed,))
 
 
 @pytest.mark.parametrize(

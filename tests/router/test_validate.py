@@ -22,11 +22,11 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def chat(**fields: Any) -> GenerateRequest:
-    return read_chat(json.dumps({"messages": HELLO, **fields}).encode(), "tiny")
+    return read_chat(json.dumps({"messages": HELLO, **fields}).encode(), ("tiny",))
 
 
 def completion(**fields: Any) -> GenerateRequest:
-    return read_completion(json.dumps({"prompt": "once", **fields}).encode(), "tiny")
+    return read_completion(json.dumps({"prompt": "once", **fields}).encode(), ("tiny",))
 
 
 def rejection(**fields: Any) -> ApiError:
@@ -293,14 +293,14 @@ def test_a_number_that_the_engine_cannot_read_is_rejected_where_it_is(fields: st
     with pytest.raises(
         ApiError, match=r"\d, where numbers of at most 64 bits are allowed; send|\d\.\.\., where"
     ) as caught:
-        read_chat(f"{{{fields.replace('NUMBER', digits)}}}".encode(), "tiny")
+        read_chat(f"{{{fields.replace('NUMBER', digits)}}}".encode(), ("tiny",))
     assert (caught.value.param or "").startswith(where)
 
 
 def test_a_large_float_is_found_in_what_the_client_wrote() -> None:
     body = b'{"messages": [], "chat_template_kwargs": {"a": 1, "b": {"c": [2, 1e999]}}}'
     with pytest.raises(ApiError) as caught:
-        read_chat(body, "tiny")
+        read_chat(body, ("tiny",))
     assert caught.value.param == "chat_template_kwargs.b.c[1]"
     assert "is 1e999," in caught.value.message
 
@@ -420,20 +420,20 @@ def test_template_arguments_pass() -> None:
 )
 def test_a_body_that_is_no_json_object_is_a_400(raw: bytes) -> None:
     with pytest.raises(ApiError, match="JSON") as caught:
-        read_chat(raw, "tiny")
+        read_chat(raw, ("tiny",))
     assert caught.value.status == 400
 
 
 def test_malformed_json_is_located() -> None:
     with pytest.raises(ApiError, match=r"byte 14"):
-        read_chat(b'{"messages": [}', "tiny")
+        read_chat(b'{"messages": [}', ("tiny",))
 
 
 @pytest.mark.parametrize("where", ["messages", "frobnicate", "chat_template_kwargs", "tools"])
 @pytest.mark.parametrize("bracket", ["[", '{"a":'])
 def test_deep_nesting_is_a_400_and_does_not_exhaust_the_stack(where: str, bracket: str) -> None:
     with pytest.raises(ApiError) as caught:
-        read_chat(f'{{"{where}": {bracket * 100_000}'.encode(), "tiny")
+        read_chat(f'{{"{where}": {bracket * 100_000}'.encode(), ("tiny",))
     assert caught.value.status == 400
 
 
@@ -462,7 +462,7 @@ def test_whatever_json_comes_it_is_a_request_or_an_error_for_the_client(fields: 
     raw = json.dumps({"messages": HELLO, "prompt": "x"} | fields).encode()
     for reader in (read_chat, read_completion):
         try:
-            request = reader(raw, "tiny")
+            request = reader(raw, ("tiny",))
         except ApiError as error:
             status = error.status
         else:
@@ -481,7 +481,7 @@ def test_numbers_out_of_range_go_to_the_engine_which_knows_the_ranges() -> None:
 
 def asked(api_key: bytes | None, http: HttpSettings, **fields: object) -> GenerateRequest:
     body = json.dumps({"messages": HELLO, **fields}).encode()
-    return read_chat(body, "tiny", ClientIdentity(api_key, http))
+    return read_chat(body, ("tiny",), ClientIdentity(api_key, http))
 
 
 def test_tenants_are_keys_and_salts_are_keys_and_cache_salts() -> None:

@@ -103,7 +103,7 @@ mod tests {
     use crate::routes::Routes;
     use crate::shared::Shared;
     use crate::text_pool::TextWorker;
-    use crate::text_queue::{Job, TextQueue};
+    use crate::text_queue::{Job, JobKind, TextQueue};
 
     /// A text thread and compile threads, each of which is held at the end of a compilation until the test lets it go.
     struct World {
@@ -189,6 +189,7 @@ mod tests {
             let put = self.texts.put(Job {
                 stream,
                 tenant,
+                kind: JobKind::Generate,
                 json: request.to_string().into_bytes(),
                 received: Micros(0),
             });

@@ -36,7 +36,7 @@ use crate::shared::{NextRanks, ReplicaShared, Sentinel, Shared};
 use crate::step_trace::{StepFile, StepRecorder};
 use crate::stream_writer::StreamWriter;
 use crate::text_pool::TextWorker;
-use crate::text_queue::{Job, Put, TextQueue};
+use crate::text_queue::{Job, JobKind, Put, TextQueue};
 use crate::timeouts::Timeouts;
 
 /// Prepared requests on their way to the driver, which takes all in each pass.
@@ -227,6 +227,15 @@ impl Engine {
 
     /// Queues a request, given as JSON; a refusal comes as the stream's error record. Tenants take turns.
     pub fn submit(&self, stream: StreamId, tenant: u64, request: &[u8]) {
+        self.put(stream, tenant, JobKind::Generate, request);
+    }
+
+    /// Queues a call that generates nothing, given as JSON, in turns with the requests.
+    pub fn submit_text(&self, stream: StreamId, tenant: u64, call: &[u8]) {
+        self.put(stream, tenant, JobKind::Text, call);
+    }
+
+    fn put(&self, stream: StreamId, tenant: u64, kind: JobKind, request: &[u8]) {
         if !self.shared.status.is_ready() || !self.shared.pending_streams.enter(stream) {
             let not_ready = self.shared.status.refusal();
             return self.reject(stream, Rejection::NotReady, &not_ready);
@@ -234,6 +243,7 @@ impl Engine {
         let put = self.text.queue.put(Job {
             stream,
             tenant,
+            kind,
             json: request.to_vec(),
             received: self.shared.clock.now(),
         });

@@ -85,6 +85,13 @@ impl Intake {
             .collect()
     }
 
+    /// Ends a stream that needs no driver with its whole answer.
+    pub fn answer(&self, stream: StreamId, body: &[u8]) {
+        if self.shared.leave_pending(stream) {
+            self.shared.output_queue.put_answer(stream, body);
+        }
+    }
+
     /// Ends a stream that is not at a driver yet.
     pub fn reject(&self, stream: StreamId, rejection: Rejection, error: &ApiError) {
         if self.shared.leave_pending(stream) {

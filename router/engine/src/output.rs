@@ -101,7 +101,11 @@ pub struct EndedResponse {
 /// Writes bodies that would hold up the output thread, until that has ended.
 pub fn write_bodies(shared: &Shared, ended: &Receiver<EndedResponse>) {
     let mut records = Vec::new();
-    for EndedResponse { stream, response } in ended {
+    for EndedResponse {
+        stream,
+        mut response,
+    } in ended
+    {
         output_queue::append_record(&mut records, stream, |payload| {
             response.write_body(payload);
             ((), LAST)
@@ -144,9 +148,26 @@ impl Output {
     /// A driver that panicked has not ended its streams.
     fn fail_rest(&mut self) {
         let error = ApiError::internal("the server failed and cannot go on; its log says why");
-        for stream in self.streams.keys() {
-            self.shared.output_queue.put_error(*stream, &error);
+        let streams: Vec<StreamId> = self.streams.keys().copied().collect();
+        for stream in streams {
+            self.fail(stream, &error);
         }
+        self.shared.output_queue.put(&mut self.records);
+    }
+
+    /// Ends a stream with an event of its own API, or else with an error record.
+    fn fail(&mut self, stream: StreamId, error: &ApiError) {
+        let open = self.streams.get_mut(&stream);
+        let is_told = open.is_some_and(|open| {
+            output_queue::append_record(&mut self.records, stream, |payload| {
+                let is_told = open.response.fail(error, payload);
+                (is_told, if is_told { LAST } else { 0 })
+            })
+        });
+        if !is_told {
+            output_queue::append_error(&mut self.records, stream, error);
+        }
+        self.forget(stream);
     }
 
     fn write(&mut self, event: StreamEvent) {
@@ -183,10 +204,7 @@ impl Output {
                 self.push(request, &tokens, ends_with_stop_id, logprobs.as_deref());
             }
             StreamEvent::Finished { request, reason } => self.finish(request, reason),
-            StreamEvent::Fail { stream, error } => {
-                self.forget(stream);
-                output_queue::append_error(&mut self.records, stream, &error);
-            }
+            StreamEvent::Fail { stream, error } => self.fail(stream, &error),
             StreamEvent::Forget(stream) => self.forget(stream),
         }
     }

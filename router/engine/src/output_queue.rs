@@ -84,6 +84,16 @@ impl OutputQueue {
         self.wakeup.signal();
     }
 
+    /// Adds a whole answer; waits as [`OutputQueue::put`] does.
+    pub fn put_answer(&self, stream: StreamId, body: &[u8]) {
+        let mut records = Vec::new();
+        append_record(&mut records, stream, |payload| {
+            payload.extend_from_slice(body);
+            ((), LAST)
+        });
+        self.put(&mut records);
+    }
+
     /// Adds one error record without ever waiting.
     pub fn put_error(&self, stream: StreamId, error: &ApiError) {
         append_error(&mut self.lock().bytes, stream, error);

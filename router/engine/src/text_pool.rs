@@ -1,10 +1,12 @@
-//! The text threads: a request's JSON in, requests for the scheduler out. None of them compiles a constraint.
+//! The text threads: a request's JSON in, requests for the scheduler out, or an answer that needs none. None of them
+//! compiles a constraint.
 
 use std::sync::Arc;
 
 use plait_core::Policy;
 use plait_openai::{
-    ApiError, GenerateRequest, Grammars, LogprobsBudget, Prepared, RequestError, prepare,
+    ApiError, GenerateRequest, Grammars, LogprobsBudget, Prepared, RequestError, TextCall,
+    answer_text_call, prepare,
 };
 use plait_text::ModelText;
 
@@ -14,7 +16,7 @@ use crate::compile_queue::{CompileJob, CompileQueue};
 use crate::intake::{Admission, Intake};
 use crate::metrics::Rejection;
 use crate::request_seeds::SeedSource;
-use crate::text_queue::{Job, TextQueue};
+use crate::text_queue::{Job, JobKind, TextQueue};
 
 /// What one text thread works with.
 pub struct TextWorker {
@@ -54,13 +56,27 @@ impl TextWorker {
     fn handle(&self, job: &Job) {
         let clock = &self.intake.shared.clock;
         let start = clock.now();
-        let prepared = self.prepare(&job.json);
+        let handled = match job.kind {
+            JobKind::Generate => self
+                .prepare(&job.json)
+                .map(|prepared| Handled::Prepared(Box::new(prepared))),
+            JobKind::Text => self.answer(&job.json).map(Handled::Answered),
+        };
         let elapsed = since(start, clock.now());
         self.queue.measure(job.json.len(), elapsed);
-        match prepared {
-            Ok(prepared) => self.pass_on(job, prepared),
+        match handled {
+            Ok(Handled::Prepared(prepared)) => self.pass_on(job, *prepared),
+            Ok(Handled::Answered(body)) => self.intake.answer(job.stream, &body),
             Err((rejection, error)) => self.intake.reject(job.stream, rejection, &error),
         }
+    }
+
+    fn answer(&self, json: &[u8]) -> Result<Vec<u8>, (Rejection, ApiError)> {
+        let call: Result<TextCall, _> = serde_json::from_slice(json);
+        let answer = call
+            .map_err(|error| unreadable(&error))
+            .and_then(|call| answer_text_call(&self.model, &call, self.max_model_len));
+        answer.map_err(rejected)
     }
 
     /// To a replica, or to be compiled first.
@@ -100,13 +116,7 @@ impl TextWorker {
     }
 
     fn prepare(&self, json: &[u8]) -> Result<Prepared, (Rejection, ApiError)> {
-        let mut prepared = self.check(json).map_err(|error| {
-            let rejection = match error.code {
-                "context_length_exceeded" => Rejection::TooLong,
-                _ => Rejection::Invalid,
-            };
-            (rejection, error.into())
-        })?;
+        let mut prepared = self.check(json).map_err(rejected)?;
         prepared
             .reserve(&self.logprobs)
             .map_err(|error| (Rejection::QueueFull, error))?;
@@ -115,15 +125,35 @@ impl TextWorker {
 
     fn check(&self, json: &[u8]) -> Result<Prepared, RequestError> {
         let request: GenerateRequest =
-            serde_json::from_slice(json).map_err(|error| RequestError {
-                param: "request".into(),
-                code: "invalid_request",
-                message: format!("the request cannot be read: {error}"),
-            })?;
+            serde_json::from_slice(json).map_err(|error| unreadable(&error))?;
         check_priority(request.client.priority, self.policy)?;
         let seed = &mut || self.seeds.draw();
         prepare(&self.model, &request, self.max_model_len, seed)
     }
+}
+
+/// What a text thread made of a job.
+enum Handled {
+    /// For the scheduler.
+    Prepared(Box<Prepared>),
+    /// The whole answer.
+    Answered(Vec<u8>),
+}
+
+fn unreadable(error: &serde_json::Error) -> RequestError {
+    RequestError {
+        param: "request".into(),
+        code: "invalid_request",
+        message: format!("the request cannot be read: {error}"),
+    }
+}
+
+fn rejected(error: RequestError) -> (Rejection, ApiError) {
+    let rejection = match error.code {
+        "context_length_exceeded" => Rejection::TooLong,
+        _ => Rejection::Invalid,
+    };
+    (rejection, error.into())
 }
 
 /// Rejects a priority that would have no effect.

@@ -22,10 +22,21 @@ pub struct Job {
     pub stream: StreamId,
     /// Whose turn it takes.
     pub tenant: u64,
+    /// What to do.
+    pub kind: JobKind,
     /// The request.
     pub json: Vec<u8>,
     /// When it was submitted.
     pub received: Micros,
+}
+
+/// What is asked of the text threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobKind {
+    /// Prepare a request for the scheduler: `plait_openai::GenerateRequest`.
+    Generate,
+    /// Answer a `plait_openai::TextCall`.
+    Text,
 }
 
 /// What became of a request that was put into a queue.
@@ -152,6 +163,7 @@ mod tests {
         Job {
             stream,
             tenant,
+            kind: JobKind::Generate,
             json: vec![b' '; num_bytes],
             received: Micros(0),
         }

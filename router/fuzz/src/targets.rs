@@ -30,7 +30,7 @@ pub fn all() -> Vec<Target> {
     let mut targets = vec![wire::frames()];
     targets.extend(model_files::all());
     targets.extend(schemas::all());
-    targets.extend([tool_calls::output(), openai::request()]);
+    targets.extend([tool_calls::output(), openai::request(), openai::text_call()]);
     targets.extend(traces::all());
     targets
 }

@@ -9,7 +9,7 @@ use plait_text::{ModelText, Penalties};
 
 use crate::error::RequestError;
 use crate::limits::{self, MAX_BAD_WORD_TOKENS, Numbers};
-use crate::prepare::check_ids;
+use crate::prompt_encoder::check_ids;
 use crate::request::{GenerateRequest, LogitFields};
 
 /// The changes of one request that all its choices share, prompts apart; `None` if there are none.

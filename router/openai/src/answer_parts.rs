@@ -17,6 +17,24 @@ pub(crate) struct Unsent {
     pub(crate) token_ids: Vec<TokenId>,
     /// Empty unless the request asked for log-probabilities.
     pub(crate) scored: Vec<ScoredToken>,
+    /// In which text, thoughts and calls came.
+    order: Vec<Stretch>,
+}
+
+/// What came next: so many bytes of one kind, or a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stretch {
+    Text(usize),
+    Thought(usize),
+    Call,
+}
+
+/// A part in the model's order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Part<'a> {
+    Text(&'a str),
+    Thought(&'a str),
+    Call(&'a CallPiece),
 }
 
 /// What is new of one call.
@@ -51,18 +69,63 @@ impl Unsent {
         self.calls.clear();
         self.token_ids.clear();
         self.scored.clear();
+        self.order.clear();
+    }
+
+    /// Text, thoughts and calls in the model's order.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = Part<'_>> {
+        let (mut text, mut thought) = (self.text.as_str(), self.thought.as_str());
+        let mut calls = self.calls.iter();
+        self.order.iter().filter_map(move |stretch| match *stretch {
+            Stretch::Text(len) => Some(Part::Text(take_bytes(&mut text, len))),
+            Stretch::Thought(len) => Some(Part::Thought(take_bytes(&mut thought, len))),
+            Stretch::Call => calls.next().map(Part::Call),
+        })
+    }
+
+    pub(crate) fn forget_thoughts(&mut self) {
+        self.thought.clear();
+        self.order
+            .retain(|stretch| !matches!(stretch, Stretch::Thought(_)));
+    }
+
+    fn add_text(&mut self, piece: &str) {
+        self.text.push_str(piece);
+        match self.order.last_mut() {
+            Some(Stretch::Text(len)) => *len += piece.len(),
+            _ => self.order.push(Stretch::Text(piece.len())),
+        }
+    }
+
+    fn add_thought(&mut self, piece: &str) {
+        self.thought.push_str(piece);
+        match self.order.last_mut() {
+            Some(Stretch::Thought(len)) => *len += piece.len(),
+            _ => self.order.push(Stretch::Thought(piece.len())),
+        }
+    }
+
+    fn add_call(&mut self, call: CallPiece) {
+        self.calls.push(call);
+        self.order.push(Stretch::Call);
     }
 
     fn add_arguments(&mut self, index: usize, piece: &str) {
         match self.calls.last_mut().filter(|call| call.index == index) {
             Some(call) => call.arguments.push_str(piece),
-            None => self.calls.push(CallPiece {
+            None => self.add_call(CallPiece {
                 index,
                 head: None,
                 arguments: piece.to_owned(),
             }),
         }
     }
+}
+
+fn take_bytes<'a>(rest: &mut &'a str, len: usize) -> &'a str {
+    let (taken, left) = rest.split_at(len);
+    *rest = left;
+    taken
 }
 
 /// How a request's calls are told.
@@ -113,12 +176,12 @@ impl Calls {
             return;
         }
         match parsed {
-            Parsed::Text(text) => unsent.text.push_str(text),
-            Parsed::Thought(text) => unsent.thought.push_str(text),
+            Parsed::Text(text) => unsent.add_text(text),
+            Parsed::Thought(text) => unsent.add_thought(text),
             Parsed::CallBegun { name, id } => {
                 let index = self.num_begun;
                 let own = || call_id(rules, choice, index);
-                unsent.calls.push(CallPiece {
+                unsent.add_call(CallPiece {
                     index,
                     head: Some(CallHead {
                         id: id.map_or_else(own, str::to_owned),

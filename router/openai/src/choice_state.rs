@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::answer_parts::{CallRules, Calls, Unsent};
 use crate::logprobs::{ScoredToken, TokenLogprobs, TokenNames};
 use crate::request::OutputFields;
-use crate::response_head::Usage;
+use crate::response_head::TokenCounts;
 
 /// What all choices of one answer share.
 #[derive(Debug)]
@@ -25,6 +25,8 @@ pub(crate) struct ResponseContext {
     pub(crate) calls: CallRules,
     /// Thoughts are told apart, so that the usage counts them.
     pub(crate) finds_thoughts: bool,
+    /// The usage says how much of the prompt was cached.
+    pub(crate) tells_cached: bool,
 }
 
 impl ResponseContext {
@@ -197,11 +199,14 @@ impl ChoiceState {
         }
     }
 
-    /// What it has cost so far; `tells_cached` for a client that may know what the prefix cache had.
-    pub(crate) fn usage(&self, context: &ResponseContext, tells_cached: bool) -> Usage {
-        let num_cached = tells_cached.then_some(self.num_cached_tokens);
-        Usage::new(self.prompt.len() as u64, num_cached, self.num_tokens)
-            .with_thoughts(self.num_thought_tokens(context))
+    /// What it has cost so far.
+    pub(crate) fn counts(&self, context: &ResponseContext) -> TokenCounts {
+        TokenCounts {
+            num_prompt: self.prompt.len() as u64,
+            num_cached: context.tells_cached.then_some(self.num_cached_tokens),
+            num_output: self.num_tokens,
+            num_thought: self.num_thought_tokens(context),
+        }
     }
 
     /// Tokens within thoughts, if thoughts are told apart.
@@ -294,7 +299,7 @@ impl ChoiceState {
 
     fn forget_thoughts(&mut self, context: &ResponseContext) {
         if !context.report.include_reasoning {
-            self.unsent.thought.clear();
+            self.unsent.forget_thoughts();
         }
     }
 }

@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 
 use crate::choice_state::{ChoiceState, ResponseContext};
 use crate::logprobs::TokenLogprobs;
+use crate::response_head::TokenCounts;
 
 /// What is known of one prompt token; None before it was measured, and of the first one.
 pub(crate) type PromptScores = Vec<Option<TokenLogprobs>>;
@@ -54,7 +55,7 @@ impl Choices {
     }
 
     /// The first choice of each prompt.
-    pub(crate) fn firsts(&self) -> impl Iterator<Item = &ChoiceState> {
+    fn firsts(&self) -> impl Iterator<Item = &ChoiceState> {
         self.states.iter().step_by(self.num_of_each)
     }
 
@@ -62,9 +63,16 @@ impl Choices {
         self.states.iter().all(|it| it.ended.is_some())
     }
 
-    /// Output tokens of all.
-    pub(crate) fn num_tokens(&self) -> u64 {
-        self.states.iter().map(|it| it.num_tokens).sum()
+    /// What all cost: a prompt once for all its choices.
+    pub(crate) fn counts(&self, context: &ResponseContext) -> TokenCounts {
+        let num_cached = self.firsts().map(|it| it.num_cached_tokens).sum();
+        let thoughts = self.states.iter().map(|it| it.num_thought_tokens(context));
+        TokenCounts {
+            num_prompt: self.firsts().map(|it| it.prompt.len() as u64).sum(),
+            num_cached: context.tells_cached.then_some(num_cached),
+            num_output: self.states.iter().map(|it| it.num_tokens).sum(),
+            num_thought: thoughts.sum(),
+        }
     }
 
     /// Takes the records of the prompt tokens from `first_position` on.

@@ -79,17 +79,8 @@ struct CompletionChunk<'a> {
 pub(crate) struct ChunkWriter {
     pub(crate) api: Api,
     pub(crate) frame: ChunkFrame,
-    pub(crate) usage: ChunkUsage,
-}
-
-/// Whether each chunk says what its choice has cost so far.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ChunkUsage {
-    Untold,
-    SoFar {
-        /// How much of the prompt was cached, too.
-        tells_cached: bool,
-    },
+    /// Each chunk says what its choice has cost so far.
+    pub(crate) tells_usage: bool,
 }
 
 impl ChunkWriter {
@@ -183,10 +174,7 @@ impl ChunkWriter {
 
     /// What the choice has cost so far, if chunks say it.
     fn usage_of(&self, context: &ResponseContext, choice: &ChoiceState) -> Option<Usage> {
-        match self.usage {
-            ChunkUsage::Untold => None,
-            ChunkUsage::SoFar { tells_cached } => Some(choice.usage(context, tells_cached)),
-        }
+        self.tells_usage.then(|| choice.counts(context).into())
     }
 
     fn append(&self, chunk: &impl Serialize, usage: Option<Usage>, out: &mut Vec<u8>) {

@@ -103,7 +103,8 @@ pub(crate) fn check(request: &GenerateRequest) -> Result<Numbers, RequestError> 
     Ok(numbers)
 }
 
-fn check_input(input: &Input) -> Result<(), RequestError> {
+/// What is to be answered or counted.
+pub(crate) fn check_input(input: &Input) -> Result<(), RequestError> {
     match input {
         Input::Chat {
             messages,

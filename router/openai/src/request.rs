@@ -62,6 +62,10 @@ pub struct GenerateRequest {
 /// What is to be answered or continued.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(tag = "kind", rename_all = "lowercase")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a request has one, and most are chats"
+)]
 pub enum Input {
     /// `/v1/chat/completions`.
     Chat {
@@ -85,6 +89,9 @@ pub enum Input {
         /// What the model may call.
         #[serde(flatten)]
         tools: ToolFields,
+        /// How the answer is written.
+        #[serde(default)]
+        protocol: Protocol,
     },
     /// `/v1/completions`.
     Completion {
@@ -101,6 +108,23 @@ impl Input {
     pub(crate) fn is_echoed(&self) -> bool {
         matches!(self, Self::Completion { echo: true, .. })
     }
+}
+
+/// The API that a chat came by.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(tag = "name", rename_all = "snake_case")]
+pub enum Protocol {
+    /// `/v1/chat/completions`.
+    #[default]
+    Chat,
+    /// `/v1/responses`.
+    Responses {
+        /// A JSON object: what the answer repeats of the request.
+        #[serde(default)]
+        fields: String,
+    },
+    /// Anthropic's `/v1/messages`.
+    Messages,
 }
 
 /// The answers to a prompt.

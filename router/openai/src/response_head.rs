@@ -50,6 +50,18 @@ impl Head {
 }
 
 /// Tokens that an answer cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TokenCounts {
+    pub(crate) num_prompt: u64,
+    /// Tokens of the prompt that the prefix cache had. None for a client that may not know: it tells what others have
+    /// asked.
+    pub(crate) num_cached: Option<u64>,
+    pub(crate) num_output: u64,
+    /// Tokens within thoughts, without their markers, where thoughts are told apart.
+    pub(crate) num_thought: Option<u64>,
+}
+
+/// The same as chats and completions have it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Usage {
     prompt_tokens: u64,
@@ -63,34 +75,25 @@ pub(crate) struct Usage {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 struct PromptTokensDetails {
-    /// Tokens whose KV was in the prefix cache.
     cached_tokens: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 struct CompletionTokensDetails {
-    /// Tokens within thoughts, without their markers.
     reasoning_tokens: u64,
 }
 
-impl Usage {
-    /// `num_cached` is None for a client that may not know: it tells what others have asked.
-    pub(crate) fn new(num_prompt: u64, num_cached: Option<u64>, num_completion: u64) -> Self {
+impl From<TokenCounts> for Usage {
+    fn from(counts: TokenCounts) -> Self {
+        let cached = |cached_tokens| PromptTokensDetails { cached_tokens };
+        let thought = |reasoning_tokens| CompletionTokensDetails { reasoning_tokens };
         Self {
-            prompt_tokens: num_prompt,
-            completion_tokens: num_completion,
-            total_tokens: num_prompt + num_completion,
-            prompt_tokens_details: num_cached
-                .map(|cached_tokens| PromptTokensDetails { cached_tokens }),
-            completion_tokens_details: None,
+            prompt_tokens: counts.num_prompt,
+            completion_tokens: counts.num_output,
+            total_tokens: counts.num_prompt + counts.num_output,
+            prompt_tokens_details: counts.num_cached.map(cached),
+            completion_tokens_details: counts.num_thought.map(thought),
         }
-    }
-
-    /// With the tokens of thoughts, where thoughts are told apart.
-    pub(crate) fn with_thoughts(mut self, num_tokens: Option<u64>) -> Self {
-        self.completion_tokens_details =
-            num_tokens.map(|reasoning_tokens| CompletionTokensDetails { reasoning_tokens });
-        self
     }
 }
 

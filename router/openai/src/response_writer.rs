@@ -5,12 +5,10 @@ use plait_core::{FinishReason, TokenId};
 use crate::answer_parts::CallCounts;
 use crate::choice_state::{Pushed, ResponseContext};
 use crate::choices::Choices;
-use crate::chunk_writer::{ChunkUsage, ChunkWriter};
+use crate::error::ApiError;
 use crate::logprobs::TokenLogprobs;
 use crate::logprobs_budget::Reservation;
-use crate::request::GenerateRequest;
-use crate::response_body;
-use crate::response_head::{Api, ChunkFrame, Head, Usage};
+use crate::renderer::Renderer;
 
 /// Writes the answer of one HTTP request: server-sent events, or one body at the end.
 ///
@@ -18,12 +16,7 @@ use crate::response_head::{Api, ChunkFrame, Head, Usage};
 #[derive(Debug)]
 pub struct ResponseWriter {
     context: ResponseContext,
-    api: Api,
-    head: Head,
-    /// `None` for one body.
-    chunks: Option<ChunkWriter>,
-    include_usage: bool,
-    prompt_tokens_details: bool,
+    renderer: Box<dyn Renderer>,
     choices: Choices,
     pub(crate) reservation: Option<Reservation>,
 }
@@ -40,29 +33,13 @@ pub enum ResponseState {
 
 impl ResponseWriter {
     pub(crate) fn new(
-        request: &GenerateRequest,
+        renderer: Box<dyn Renderer>,
         context: ResponseContext,
         choices: Choices,
     ) -> Self {
-        let (api, head) = (Api::of(request), Head::new(request));
-        let tells_cached = request.prompt_tokens_details;
-        let usage = match request.continuous_usage_stats {
-            true => ChunkUsage::SoFar { tells_cached },
-            false => ChunkUsage::Untold,
-        };
-        let null_usage = request.include_usage && usage == ChunkUsage::Untold;
-        let chunks = request.stream.then(|| ChunkWriter {
-            api,
-            frame: ChunkFrame::new(&head, null_usage),
-            usage,
-        });
         Self {
             context,
-            api,
-            head,
-            chunks,
-            include_usage: request.include_usage,
-            prompt_tokens_details: request.prompt_tokens_details,
+            renderer,
             choices,
             reservation: None,
         }
@@ -83,9 +60,7 @@ impl ResponseWriter {
     ) -> Pushed {
         let state = self.choices.get_mut(choice);
         let pushed = state.push(&self.context, tokens, ends_with_stop_id, logprobs);
-        if let Some(chunks) = &self.chunks {
-            chunks.write_delta(&self.context, choice, state, out);
-        }
+        self.renderer.write_news(&self.context, choice, state, out);
         pushed
     }
 
@@ -109,12 +84,13 @@ impl ResponseWriter {
     /// log-probabilities may have tens of megabytes.
     pub fn defers_body(&self) -> bool {
         let report = self.context.report;
-        self.chunks.is_none() && (report.logprobs.is_some() || report.prompt_logprobs.is_some())
+        !self.renderer.is_stream()
+            && (report.logprobs.is_some() || report.prompt_logprobs.is_some())
     }
 
     /// Appends a deferred body; all choices have ended.
-    pub fn write_body(&self, out: &mut Vec<u8>) {
-        self.write_response_end(out);
+    pub fn write_body(&mut self, out: &mut Vec<u8>) {
+        self.renderer.write_end(&self.context, &self.choices, out);
     }
 
     /// Ends one choice and appends what is left of its text, or the whole answer unless that is deferred, to
@@ -127,60 +103,25 @@ impl ResponseWriter {
     ) -> ResponseState {
         let state = self.choices.get_mut(choice);
         state.finish(&self.context, reason);
-        if let Some(chunks) = &self.chunks {
-            chunks.write_delta(&self.context, choice, state, out);
-            chunks.write_end(&self.context, choice, state, out);
-        }
+        self.renderer.write_news(&self.context, choice, state, out);
+        self.renderer
+            .write_choice_end(&self.context, choice, state, out);
         if !self.choices.have_ended() {
             return ResponseState::Open;
         }
         if !self.defers_body() {
-            self.write_response_end(out);
+            self.renderer.write_end(&self.context, &self.choices, out);
         }
         ResponseState::Ended
     }
 
-    fn write_response_end(&self, out: &mut Vec<u8>) {
-        let usage = self.usage();
-        if self.chunks.is_none() {
-            response_body::write(
-                &self.context,
-                self.api,
-                &self.head,
-                &self.choices,
-                usage,
-                out,
-            );
-            return;
-        }
-        if self.include_usage {
-            out.extend_from_slice(b"data: ");
-            response_body::write_usage(&self.head, usage, out);
-            out.extend_from_slice(b"\n\n");
-        }
-        out.extend_from_slice(b"data: [DONE]\n\n");
-    }
-
-    fn num_thought_tokens(&self) -> Option<u64> {
-        let counts = self
-            .choices
-            .iter()
-            .map(|(it, _)| it.num_thought_tokens(&self.context));
-        counts.sum()
+    /// Ends a stream that cannot go on with an event of its own, where its API has one; false if it wrote nothing.
+    pub fn fail(&mut self, error: &ApiError, out: &mut Vec<u8>) -> bool {
+        self.renderer.write_failure(error, out)
     }
 
     /// What became of a choice's tool calls so far.
     pub fn call_counts(&self, choice: usize) -> CallCounts {
         self.choices.get(choice).calls.counts
-    }
-
-    fn usage(&self) -> Usage {
-        let num_cached = self.choices.firsts().map(|it| it.num_cached_tokens).sum();
-        Usage::new(
-            self.choices.firsts().map(|it| it.prompt.len() as u64).sum(),
-            self.prompt_tokens_details.then_some(num_cached),
-            self.choices.num_tokens(),
-        )
-        .with_thoughts(self.num_thought_tokens())
     }
 }

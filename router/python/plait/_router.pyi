@@ -41,6 +41,9 @@ class Engine:
         Never raises for an invalid request: the stream gets an error record.
         """
 
+    def submit_text(self, stream: int, tenant: int, call: bytes) -> None:
+        """Queue a call of `plait.http.text_calls`, in turns with the requests; the text threads answer it."""
+
     def abort(self, stream: int) -> None:
         """Drop a stream whose client is gone; it gets no last record. Unknown and ended streams are ignored."""
 

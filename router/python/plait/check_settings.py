@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from plait.errors import SettingsError
 from plait.settings import ServeSettings
+
+
+def check_model_is_named(model: str | None, names: tuple[str, ...]) -> None:
+    """Raise `SettingsError` if MODEL seems to be among the names that it is to be served under."""
+    if model is None and len(names) > 1 and ("/" in names[-1] or Path(names[-1]).exists()):
+        raise SettingsError(
+            f"--served-model-name takes every word that follows it, {names[-1]!r} too, and no MODEL is left; "
+            "write MODEL before it"
+        )
 
 
 def check_settings(settings: ServeSettings) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 from plait.bench.cli import add_commands, bench
-from plait.check_settings import check_settings
+from plait.check_settings import check_model_is_named, check_settings
 from plait.errors import ADVICE, DONE, SettingsError, StartError
 from plait.flags import Parser, add_flags, name_as_typed, read_settings, reject_unknown
 from plait.kernels import ACTIONS, KernelsSettings, compiler_folders, run_kernels
@@ -19,6 +18,7 @@ from plait.output import discard_output, say
 from plait.plan.settings import PlanSettings
 from plait.settings import ChatSettings, ServeSettings
 from plait.simulate.settings import SimulateSettings
+from plait.version import version
 
 # How long a CPU worker's threads spin before they sleep. libgomp's default is 30 times longer. It is no faster
 # alone, and beside one busy process a prefill takes five times as long: threads on a core wait for one without.
@@ -80,7 +80,7 @@ def _command(args: argparse.Namespace) -> str:
 def build_arg_parsers() -> tuple[Parser, dict[str, Parser]]:
     """The parser of the whole command line, and those of its commands by name."""
     parser = Parser(prog="plait", description="A server for large language models.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"plait {_version()}")
+    parser.add_argument("--version", action="version", version=f"plait {version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve a model over HTTP on this machine", allow_abbrev=False)
     serve.add_argument(
@@ -107,16 +107,10 @@ def build_arg_parsers() -> tuple[Parser, dict[str, Parser]]:
     return parser, {**made, **benches}
 
 
-def _version() -> str:
-    try:
-        return importlib.metadata.version("plait")
-    except importlib.metadata.PackageNotFoundError:
-        return "from a source tree"
-
-
 def _serve(args: argparse.Namespace) -> int:
     settings = read_settings(args, ServeSettings)
     check_settings(settings)
+    check_model_is_named(args.model, settings.http.served_model_name or ())
     from plait.launch.serve import serve
 
     return serve(args.model, settings, os.environ)

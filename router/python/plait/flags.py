@@ -28,6 +28,8 @@ class Flag(msgspec.Struct, frozen=True):
     """Allowed values of a Literal; empty for other types."""
     scalar: type
     """Type of its values."""
+    takes_several: bool
+    """A list of values may be given."""
     bounds: Meta
     default: object
     setting: Setting
@@ -55,7 +57,8 @@ class Flag(msgspec.Struct, frozen=True):
             return "on or off"
         if self.scalar is str:
             least, most = self.bounds.min_length, self.bounds.max_length
-            return "text" if most is None else f"text of {least} to {most} characters"
+            text = "text" if most is None else f"text of {least} to {most} characters"
+            return f"{text}, or several" if self.takes_several else text
         noun = "a whole number" if self.scalar is int else "a number"
         if self.bounds.gt is not None:
             return f"{noun} over {self.bounds.gt:g} and up to {self.bounds.le:g}"
@@ -82,10 +85,13 @@ def flags(component: type[msgspec.Struct], defaults: msgspec.Struct | None = Non
     for field in msgspec.structs.fields(component):
         (setting,) = (part for part in get_args(field.type) if isinstance(part, Setting))
         bare, bounds = _unwrap(field.type)
+        takes_several = get_origin(bare) is tuple
+        if takes_several:
+            bare, bounds = _unwrap(get_args(bare)[0])
         choices = get_args(bare) if get_origin(bare) is Literal else ()
         scalar = str if choices else bare
         default = field.default if defaults is None else getattr(defaults, field.name)
-        yield Flag(field.name, field.type, choices, scalar, bounds, default, setting)
+        yield Flag(field.name, field.type, choices, scalar, takes_several, bounds, default, setting)
 
 
 def _unwrap(annotated: Any) -> tuple[Any, Meta]:
@@ -120,7 +126,14 @@ def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
                 help=f"as --no-{flag.name[2:]}",
             )
     else:
-        group.add_argument(*names, default=argparse.SUPPRESS, dest=flag.field, help=flag.help, metavar=flag.metavar)
+        group.add_argument(
+            *names,
+            default=argparse.SUPPRESS,
+            dest=flag.field,
+            help=flag.help,
+            metavar=flag.metavar,
+            nargs="+" if flag.takes_several else None,
+        )
 
 
 def read_settings(args: argparse.Namespace, components: type[S]) -> S:
@@ -139,7 +152,8 @@ def _convert(flag: Flag, raw: object) -> object:
     try:
         return msgspec.convert(raw, type=flag.target, strict=False)
     except msgspec.ValidationError:
-        message = f"{flag.name} is {raw!r}; allowed: {flag.allowed} ({flag.setting.meaning})"
+        given = raw[0] if isinstance(raw, list) and len(raw) == 1 else raw
+        message = f"{flag.name} is {given!r}; allowed: {flag.allowed} ({flag.setting.meaning})"
         raise SettingsError(message) from None
 
 

@@ -84,7 +84,12 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting("answer /metrics without a key too: for readers that send none, such as a gateway's endpoint picker"),
     ] = False
     served_model_name: Annotated[
-        ModelName | None, Setting("model id in the API", unset="the folder's or file's name")
+        tuple[ModelName, ...] | None,
+        Setting(
+            "model ids in the API, all of the same model: a request may have any of them, and its answer repeats it. "
+            "MODEL comes before them",
+            unset="the folder's or file's name",
+        ),
     ] = None
     enable_prompt_tokens_details: Annotated[
         bool,
@@ -652,7 +657,7 @@ def engine_settings(
     """The engine's settings; `name` is the model id unless the user gives one."""
     return EngineSettings(
         model=model,
-        served_model_name=settings.http.served_model_name or name,
+        served_model_name=settings.http.served_model_name[0] if settings.http.served_model_name else name,
         template=settings.template,
         run_dir=run_dir,
         num_ranks=settings.process.tp,

@@ -53,6 +53,10 @@ impl Engine {
         self.0.submit(stream, tenant, request);
     }
 
+    fn submit_text(&self, stream: u64, tenant: u64, call: &[u8]) {
+        self.0.submit_text(stream, tenant, call);
+    }
+
     fn abort(&self, stream: u64) {
         self.0.abort(stream);
     }

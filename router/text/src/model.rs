@@ -169,6 +169,21 @@ impl ModelText {
         self.template.is_some()
     }
 
+    /// The chat template's text, as it is used.
+    pub fn template_source(&self) -> Option<&str> {
+        self.template.as_ref().map(ChatTemplate::source)
+    }
+
+    /// The texts of the tokens that the tokenizer's files call special, by the names that templates have for them.
+    pub fn special_tokens(&self) -> [(&'static str, Option<&str>); 4] {
+        self.special.named()
+    }
+
+    /// A token as its vocabulary writes it; empty for an id that only fills the model's tables.
+    pub fn token_name(&self, id: TokenId) -> String {
+        self.encoder.tokenizer().id_to_token(id).unwrap_or_default()
+    }
+
     /// Every token's bytes.
     pub fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.vocabulary

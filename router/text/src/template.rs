@@ -56,6 +56,18 @@ pub(crate) struct SpecialTokens {
     pub(crate) unk: Option<String>,
 }
 
+impl SpecialTokens {
+    /// By the names that templates have for them.
+    pub(crate) fn named(&self) -> [(&'static str, Option<&str>); 4] {
+        [
+            ("bos_token", self.bos.as_deref()),
+            ("eos_token", self.eos.as_deref()),
+            ("pad_token", self.pad.as_deref()),
+            ("unk_token", self.unk.as_deref()),
+        ]
+    }
+}
+
 /// A model's chat template.
 #[derive(Debug)]
 pub(crate) struct ChatTemplate {
@@ -64,6 +76,7 @@ pub(crate) struct ChatTemplate {
     /// Variables that a chat may replace.
     kwargs: Map<String, serde_json::Value>,
     has_tools_template: bool,
+    source: String,
 }
 
 /// How the arguments of earlier calls reach a template.
@@ -129,6 +142,7 @@ impl ChatTemplate {
             special,
             kwargs: Map::new(),
             has_tools_template: false,
+            source: source.to_owned(),
         })
     }
 
@@ -143,6 +157,11 @@ impl ChatTemplate {
         })?;
         self.has_tools_template = true;
         Ok(self)
+    }
+
+    /// The text that it was made of.
+    pub(crate) fn source(&self) -> &str {
+        &self.source
     }
 
     pub(crate) fn set_kwargs(&mut self, kwargs: Map<String, serde_json::Value>) {
@@ -214,15 +233,8 @@ impl ChatTemplate {
         let messages: Vec<_> = messages
             .map(|message| with_arguments(message, arguments))
             .collect();
-        let special = [
-            ("bos_token", &self.special.bos),
-            ("eos_token", &self.special.eos),
-            ("pad_token", &self.special.pad),
-            ("unk_token", &self.special.unk),
-        ];
-        let special = special
-            .into_iter()
-            .filter_map(|(name, text)| Some((name.to_owned(), Value::from(text.clone()?))));
+        let special = self.special.named().into_iter();
+        let special = special.filter_map(|(name, text)| Some((name.to_owned(), text?.into())));
         let given = |kwargs: &Map<String, serde_json::Value>| {
             let pairs = kwargs.iter();
             let pairs = pairs.map(|(name, value)| (name.clone(), Serde(value.clone()).into()));

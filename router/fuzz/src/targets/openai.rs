@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use plait_openai::{GenerateRequest, Grammars, prepare};
+use plait_openai::{GenerateRequest, Grammars, TextCall, answer_text_call, prepare};
 use plait_text::ModelText;
 
 use super::{Target, root};
@@ -39,6 +39,24 @@ const WORDS: &[&[u8]] = &[
     b"\"chat_template_kwargs\"",
 ];
 
+const TEXT_WORDS: &[&[u8]] = &[
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b":",
+    b",",
+    b"null",
+    b"\"call\"",
+    b"\"tokenize\"",
+    b"\"detokenize\"",
+    b"\"count_tokens\"",
+    b"\"tokens\"",
+    b"\"messages\"",
+    b"\"protocol\"",
+    b"4294967296",
+];
+
 const CONTEXT: u32 = 8192;
 
 pub fn request() -> Target {
@@ -51,12 +69,32 @@ pub fn request() -> Target {
     }
 }
 
-fn prepare_request(input: &[u8]) -> bool {
+/// A call that generates nothing.
+pub fn text_call() -> Target {
+    Target {
+        name: "text_call",
+        words: TEXT_WORDS,
+        max_mib: 1024,
+        num_reduced: 300,
+        decode: answer_call,
+    }
+}
+
+fn model() -> &'static ModelText {
     static MODEL: OnceLock<ModelText> = OnceLock::new();
-    static GRAMMARS: OnceLock<Grammars> = OnceLock::new();
-    let model = MODEL.get_or_init(|| {
+    MODEL.get_or_init(|| {
         ModelText::load(&root().join("tests/models/recall-gqa"), None).expect("check models load")
-    });
+    })
+}
+
+fn answer_call(input: &[u8]) -> bool {
+    let call = serde_json::from_slice::<TextCall>(input);
+    call.is_ok_and(|call| answer_text_call(model(), &call, CONTEXT).is_ok())
+}
+
+fn prepare_request(input: &[u8]) -> bool {
+    static GRAMMARS: OnceLock<Grammars> = OnceLock::new();
+    let model = model();
     let grammars = GRAMMARS.get_or_init(|| Grammars::new(|_, _| {}));
     let Ok(request) = serde_json::from_slice::<GenerateRequest>(input) else {
         return false;

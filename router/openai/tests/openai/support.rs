@@ -83,6 +83,19 @@ pub fn events(bytes: &[u8]) -> Vec<Value> {
     events.collect()
 }
 
+/// The data of each event of a stream whose events have names, which their data repeat as `type`.
+pub fn named_events(bytes: &[u8]) -> Vec<Value> {
+    let text = std::str::from_utf8(bytes).unwrap();
+    let events = text.split_terminator("\n\n").map(|event| {
+        let (name, data) = event.split_once("\ndata: ").expect("a name, then data");
+        let data: Value = serde_json::from_str(data).unwrap();
+        let kind = data["type"].as_str().unwrap();
+        assert_eq!(name, format!("event: {kind}"));
+        data
+    });
+    events.collect()
+}
+
 /// The text of a stream's first choice.
 pub fn streamed_text(bytes: &[u8]) -> String {
     let pieces = events(bytes).into_iter().filter_map(|event| {

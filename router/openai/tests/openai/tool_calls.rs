@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use crate::model_folder::{Folder, byte_level, merge};
 use crate::support::{answer, chat, events, prepare};
 
-const CALL: &str =
+pub const CALL: &str =
     "<tool_call>\n{\"name\": \"look\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>";
 
-fn model() -> ModelText {
+pub fn model() -> ModelText {
     let folder = Folder::new(&byte_level());
     folder.write(
         "chat_template.jinja",
@@ -27,17 +27,17 @@ fn look() -> Value {
     json!({"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}})
 }
 
-fn with_tools(changes: &Value) -> GenerateRequest {
+pub fn with_tools(changes: &Value) -> GenerateRequest {
     let mut fields = json!({"tools": [look()]});
     merge(&mut fields, changes);
     chat(&fields)
 }
 
-fn ids(text: &str) -> Vec<u32> {
+pub fn ids(text: &str) -> Vec<u32> {
     model().encode(text, false, usize::MAX).unwrap()
 }
 
-fn whole(request: &GenerateRequest, text: &str) -> Value {
+pub fn whole(request: &GenerateRequest, text: &str) -> Value {
     serde_json::from_slice(&answer(&model(), request, &ids(text))).unwrap()
 }
 

@@ -15,16 +15,26 @@ from plait.http.constraints import Constraint
 from plait.http.tools import AskedChoice
 
 
+class AnswerProtocol(msgspec.Struct, frozen=True, kw_only=True):
+    """The API that a chat came by, and in which it is answered; mirrored by `Protocol` of `plait-openai`."""
+
+    name: Literal["chat", "responses", "messages"] = "chat"
+    fields: str = ""
+    """A JSON object without spaces: what an answer of `/v1/responses` repeats of the request."""
+
+
 # budget: one field per field of the API
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of `/v1/chat/completions` or `/v1/completions`; mirrored by serde in `plait-openai`.
+    """One call of a route that generates; mirrored by serde in `plait-openai`.
+
+    Responses and messages are chats whose answers have another form.
 
     None means "not given": the model's generation_config.json decides, then OpenAI's default.
     """
 
     kind: Literal["chat", "completion"]
     id: str
-    """`chatcmpl-...` or `cmpl-...`, repeated in every chunk."""
+    """`chatcmpl-...`, `cmpl-...`, `resp_...` or `msg_...`; chats and completions repeat it in every chunk."""
     created: int
     """Seconds since the epoch."""
     model: str
@@ -55,6 +65,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     are_functions: bool = False
     include_reasoning: bool = True
     """Chat only: the answer has the thoughts."""
+    protocol: AnswerProtocol = AnswerProtocol()
+    """Chat only."""
     prompts: list[str | list[int]] = []
     """Completions only: at least one. The choices of the first come first, then those of the others."""
     echo: bool = False

@@ -13,18 +13,42 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from plait.http.auth import Admits, RequireKey
+from plait.http.body_reader import ServedNames
 from plait.http.engine import Description, EngineHandle, Phase, Status, read_status
-from plait.http.errors import ApiError, path_error
+from plait.http.errors import MESSAGES_PATH, ApiError, body_for, path_error
 from plait.http.generate import GenerateRoute
+from plait.http.generate import Reader as GenerateReader
 from plait.http.identity import RANDOM_KEY
 from plait.http.key_file import KeyFile, with_key_metrics
+from plait.http.messages import read_message
 from plait.http.openapi import add_generate_routes
+from plait.http.responses import read_response
 from plait.http.streams import Streams
+from plait.http.text_calls import (
+    InfoRoute,
+    TextRoute,
+    count_message,
+    read_detokenize,
+    read_response_to_count,
+    read_tokenize,
+)
+from plait.http.text_calls import Reader as TextReader
 from plait.http.validate import read_chat, read_completion
 from plait.settings import HttpSettings
+from plait.version import version
 
-CHAT_PATH = "/v1/chat/completions"
-COMPLETIONS_PATH = "/v1/completions"
+GENERATING: dict[str, GenerateReader] = {
+    "/v1/chat/completions": read_chat,
+    "/v1/completions": read_completion,
+    "/v1/responses": read_response,
+    MESSAGES_PATH: read_message,
+}
+TEXT_CALLS: dict[str, TextReader] = {
+    "/tokenize": read_tokenize,
+    "/detokenize": read_detokenize,
+    "/v1/responses/input_tokens": read_response_to_count,
+    f"{MESSAGES_PATH}/count_tokens": count_message,
+}
 _DEFAULTS = HttpSettings()
 METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -58,14 +82,19 @@ def build_app(
         title="Plait", docs_url=None, redoc_url=None, middleware=_authentication(keys, http), redirect_slashes=False
     )
     app.state.is_leaving = False
-    name = description.model_id
+    names = http.served_model_name or (description.model_id,)
     app.router.routes += [
-        Route(CHAT_PATH, GenerateRoute(read_chat, streams, name, http, salt_key), methods=["POST"]),
-        Route(COMPLETIONS_PATH, GenerateRoute(read_completion, streams, name, http, salt_key), methods=["POST"]),
+        Route(path, GenerateRoute(reader, streams, names, http, salt_key), methods=["POST"])
+        for path, reader in GENERATING.items()
     ]
-    card = ModelCard(id=name, created=int(time.time()), max_model_len=description.max_model_len)
-    _add_model_routes(app, card)
+    app.router.routes += [
+        Route(path, TextRoute(call, streams, names, http, salt_key), methods=["POST"])
+        for path, call in TEXT_CALLS.items()
+    ]
+    app.router.routes.append(Route("/tokenizer_info", InfoRoute(streams, http, salt_key), methods=["GET"]))
+    _add_model_routes(app, names, description.max_model_len)
     _add_state_routes(app, engine, keys)
+    _add_probe_routes(app, engine, streams)
     _add_error_shapes(app)
     add_generate_routes(app)
     return app
@@ -77,17 +106,21 @@ def _authentication(keys: Admits | None, http: HttpSettings) -> list[Middleware]
     return [Middleware(RequireKey, keys=keys, metrics_without_key=http.metrics_without_key)]
 
 
-def _add_model_routes(app: FastAPI, card: ModelCard) -> None:
-    @app.get("/v1/models", summary="List the served model")
+def _add_model_routes(app: FastAPI, names: ServedNames, max_model_len: int) -> None:
+    created = int(time.time())
+    cards = {name: ModelCard(id=name, created=created, max_model_len=max_model_len) for name in names}
+
+    @app.get("/v1/models", summary="List the served model, by each of its names")
     async def list_models() -> Response:
-        return _json(200, msgspec.json.encode({"object": "list", "data": [card]}))
+        return _json(200, msgspec.json.encode({"object": "list", "data": list(cards.values())}))
 
     @app.get("/v1/models/{model:path}", summary="Describe a served model")
     async def get_model(model: str) -> Response:
-        if model != card.id:
-            message = f"the model {model[:256]!r} is not served here; this server serves {card.id!r}, ask for that"
+        if model not in cards:
+            served = " or ".join(repr(name) for name in names)
+            message = f"the model {model[:256]!r} is not served here; this server serves {served}, ask for that"
             raise ApiError(404, message, param="model", code="model_not_found")
-        return _json(200, msgspec.json.encode(card))
+        return _json(200, msgspec.json.encode(cards[model]))
 
 
 def _add_state_routes(app: FastAPI, engine: EngineHandle, keys: Admits | None) -> None:
@@ -107,6 +140,23 @@ def _add_state_routes(app: FastAPI, engine: EngineHandle, keys: Admits | None) -
     async def metrics() -> Response:
         text = engine.metrics()
         return Response(with_key_metrics(text, keys) if isinstance(keys, KeyFile) else text, media_type=METRICS_TYPE)
+
+
+def _add_probe_routes(app: FastAPI, engine: EngineHandle, streams: Streams) -> None:
+    """What gateways ask vLLM's server for."""
+
+    @app.get("/version", summary="The server's version")
+    async def tell_version() -> Response:
+        return _json(200, msgspec.json.encode({"version": version()}))
+
+    @app.post("/ping", summary="As /health")
+    @app.get("/ping", summary="As /health")
+    async def ping() -> Response:
+        return _health_response(health_problem, read_status(engine))
+
+    @app.get("/load", summary="Requests that are not answered yet")
+    async def load() -> Response:
+        return _json(200, msgspec.json.encode({"server_load": len(streams)}))
 
 
 _ADVICE: dict[Phase, str] = {
@@ -148,8 +198,8 @@ def _health_response(problem_of: Callable[[Status], str | None], status: Status)
 
 def _add_error_shapes(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> Response:
-        return _json(error.status, error.body())
+    async def api_error(request: Request, error: ApiError) -> Response:
+        return _json(error.status, body_for(request.url.path, error.status, error.body()))
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
@@ -157,7 +207,7 @@ def _add_error_shapes(app: FastAPI) -> None:
         rejection = path_error(
             error.status_code, request.method, request.url.path, headers.get("Allow", "another method")
         )
-        return _json(error.status_code, rejection.body(), headers)
+        return _json(error.status_code, body_for(request.url.path, error.status_code, rejection.body()), headers)
 
     @app.exception_handler(Exception)
     async def bug(_: Request, error: Exception) -> Response:

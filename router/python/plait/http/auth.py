@@ -1,10 +1,13 @@
-"""Authentication: `Authorization: Bearer KEY` on every path but the two for probes, and `/metrics` if that is open."""
+"""Authentication on every path but the two for probes, and `/metrics` if that is open.
+
+Keys come as `Authorization: Bearer KEY` or `x-api-key: KEY`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -98,26 +101,35 @@ class RequireKey:
         if scope["type"] == "http" and scope.get("raw_path") not in self._open_paths:
             key = self._fitting_key(scope)
             if key is None:
-                await send_error(send, _unauthorized(scope), [(b"www-authenticate", b"Bearer")])
+                await send_error(scope, send, _unauthorized(scope), [(b"www-authenticate", b"Bearer")])
                 return
             scope[KEY], scope[TERMS] = key
         await self._app(scope, receive, send)
 
     def _fitting_key(self, scope: Scope) -> tuple[bytes, KeyTerms] | None:
-        given = _authorization(scope)
-        scheme, _, key = given.partition(b" ")
-        if len(given) > MAX_KEY_FILE_BYTES or scheme.lower() != b"bearer":
-            return None
-        terms = self._keys.admit(key.strip())
-        return None if terms is None else (key.strip(), terms)
+        for key in _given_keys(scope):
+            if (terms := self._keys.admit(key)) is not None:
+                return key, terms
+        return None
 
 
-def _authorization(scope: Scope) -> bytes:
+def _given_keys(scope: Scope) -> Iterator[bytes]:
+    """The first of each header: OpenAI's clients send one, Anthropic's the other."""
+    scheme, _, key = _header(scope, b"authorization").partition(b" ")
+    if scheme.lower() == b"bearer" and len(key) <= MAX_KEY_FILE_BYTES:
+        yield key.strip()
+    key = _header(scope, b"x-api-key")
+    if key and len(key) <= MAX_KEY_FILE_BYTES:
+        yield key.strip()
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes:
     headers: list[tuple[bytes, bytes]] = scope["headers"]
-    return next((value for name, value in headers if name == b"authorization"), b"")
+    return next((value for name, value in headers if name == wanted), b"")
 
 
 def _unauthorized(scope: Scope) -> ApiError:
-    what = "the API key does not fit" if _authorization(scope) else "no API key was given"
+    is_given = any(_header(scope, name) for name in (b"authorization", b"x-api-key"))
+    what = "the API key does not fit" if is_given else "no API key was given"
     advice = "send one from the server's key file as `Authorization: Bearer KEY`"
     return ApiError(401, f"{what}; {advice}", code="invalid_api_key")

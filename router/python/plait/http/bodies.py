@@ -27,6 +27,7 @@ ResponseFormatType = Literal["text", "json_object", "json_schema", "structural_t
 CHOICES = {
     "role": get_args(Role),
     "reasoning_effort": get_args(ReasoningEffort),
+    "effort": get_args(ReasoningEffort),
     "truncation_side": get_args(TruncationSide),
     "tool_choice": ("none", "auto", "required"),
     "function_call": ("none", "auto"),

@@ -73,6 +73,13 @@ def constraint_of(body: ConstraintFields) -> Constraint | None:
     return given[0] if given else None
 
 
+def schema_constraint(param: str, schema: msgspec.Raw) -> Constraint:
+    """JSON that this schema validates; raises `ApiError` if it is missing."""
+    if not _is_given(schema):
+        raise field_error(param, "is missing; send the schema")
+    return _json_schema(param, _json_text(param, schema), _ANY_SPACES)
+
+
 def _response_format(asked: ResponseFormat | None) -> Iterator[Constraint]:
     if asked is None or asked.type == "text":
         return

@@ -19,6 +19,9 @@ class EngineHandle(Protocol):
     def submit(self, stream: int, tenant: int, request: bytes) -> None:
         """Queue a request."""
 
+    def submit_text(self, stream: int, tenant: int, call: bytes) -> None:
+        """Queue a call that generates nothing."""
+
     def abort(self, stream: int) -> None:
         """Stop the work for a stream that no client reads."""
 

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them."""
+"""Errors as OpenAI's clients read them, and Anthropic's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 import msgspec
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -82,6 +82,44 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
+MESSAGES_PATH = "/v1/messages"
+_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's class of an error, by its status; `api_error` for others."""
+
+
+class _Told(msgspec.Struct):
+    message: str
+
+
+class _OpenAiBody(msgspec.Struct):
+    error: _Told
+
+
+def body_for(path: str, status: int, body: bytes) -> bytes:
+    """An error's OpenAI `body` in the form of the API that has this path."""
+    if path != MESSAGES_PATH and not path.startswith(f"{MESSAGES_PATH}/"):
+        return body
+    message = msgspec.json.decode(body, type=_OpenAiBody).error.message
+    kind = _ANTHROPIC.get(status, "api_error")
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+
+
+def error_event(path: str, status: int, body: bytes) -> bytes:
+    """The last event of a stream that fails."""
+    told = body_for(path, status, body)
+    return (b"data: " if told is body else b"event: error\ndata: ") + told + b"\n\n"
+
+
 _MAX_SHOWN_CHARACTERS = 256
 """Of a path in an error message."""
 
@@ -103,6 +141,6 @@ async def send_json(send: Send, status: int, body: bytes, headers: Headers | Non
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: ApiError, headers: Headers | None = None) -> None:
+async def send_error(scope: Scope, send: Send, error: ApiError, headers: Headers | None = None) -> None:
     """Answer with an error."""
-    await send_json(send, error.status, error.body(), headers)
+    await send_json(send, error.status, body_for(scope["path"], error.status, error.body()), headers)

@@ -1,4 +1,4 @@
-"""The two routes that generate, as raw ASGI: the engine's bytes go to the client as they are."""
+"""The routes that generate, as raw ASGI: the engine's bytes go to the client as they are."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from plait.http.api import GenerateRequest
+from plait.http.body_reader import ServedNames
 from plait.http.connection_limits import CONNECTION, BoundedHttp, ClientGoneError, read_json_body
-from plait.http.errors import ApiError, Headers, error_body, send_error, send_json
+from plait.http.errors import ApiError, Headers, body_for, error_body, error_event, send_error, send_json
 from plait.http.identity import ClientIdentity
 from plait.http.key_terms import KeyTerms
 from plait.http.streams import Data, Failure, Gone, Stream, Streams
 from plait.settings import HttpSettings
 
-Reader = Callable[[bytes, str, ClientIdentity], GenerateRequest]
+Reader = Callable[[bytes, ServedNames, ClientIdentity], GenerateRequest]
 
 _STREAM_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -29,35 +30,40 @@ class GenerateRoute:
     """ASGI app of one route: reads a body with `reader`, submits it, writes what the engine sends."""
 
     def __init__(
-        self, reader: Reader, streams: Streams, served_model: str, http: HttpSettings, salt_key: bytes
+        self, reader: Reader, streams: Streams, served: ServedNames, http: HttpSettings, salt_key: bytes
     ) -> None:
         self._http = http
         self._salt_key = salt_key
         self._reader = reader
         self._streams = streams
-        self._served_model = served_model
+        self._served = served
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             client = ClientIdentity.of(scope, self._http, self._salt_key)
-            request = self._reader(await read_json_body(scope, receive), self._served_model, client)
+            request = self._reader(await read_json_body(scope, receive), self._served, client)
             request = KeyTerms.of(scope).apply(request)
         except ApiError as error:
-            await send_error(send, error, [(b"connection", b"close")] if error.status == 408 else None)
+            await send_error(scope, send, error, [(b"connection", b"close")] if error.status == 408 else None)
             return
         except ClientGoneError:
             return
+        path: str = scope["path"]
         connection = _plain_connection(scope) if request.stream else None
         stream = self._streams.open(msgspec.json.encode(request), request.tenant, may_hand_over=connection is not None)
-        watch = asyncio.create_task(_leave_with_client(receive, stream))
+        watch = asyncio.create_task(leave_with_client(receive, stream))
         try:
-            await (_write_events(stream, connection, send) if request.stream else _write_whole(stream, send))
+            if request.stream:
+                await _write_events(path, stream, connection, send)
+            else:
+                await write_whole(path, stream, send)
         finally:
             watch.cancel()
             stream.close()
 
 
-async def _leave_with_client(receive: Receive, stream: Stream) -> None:
+async def leave_with_client(receive: Receive, stream: Stream) -> None:
+    """End `stream` when its client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
     stream.leave()
@@ -68,11 +74,11 @@ def _plain_connection(scope: Scope) -> BoundedHttp | None:
     return connection if isinstance(connection, BoundedHttp) and connection.is_plain else None
 
 
-async def _write_events(stream: Stream, connection: BoundedHttp | None, send: Send) -> None:
+async def _write_events(path: str, stream: Stream, connection: BoundedHttp | None, send: Send) -> None:
     """An event stream; a failure before its first byte still has its own status."""
     part = await stream.next()
     if isinstance(part, Failure):
-        await _write_failure(part, send)
+        await _write_failure(path, part, send)
         return
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
     stream.takes_comments = True
@@ -85,7 +91,7 @@ async def _write_events(stream: Stream, connection: BoundedHttp | None, send: Se
         else:
             part = await stream.next()
     if isinstance(part, Failure):
-        await send({"type": "http.response.body", "body": b"data: " + part.body + b"\n\n"})
+        await send({"type": "http.response.body", "body": error_event(path, part.status, part.body)})
 
 
 async def _hand_over(stream: Stream, connection: BoundedHttp) -> Data | Failure | Gone:
@@ -100,14 +106,15 @@ async def _hand_over(stream: Stream, connection: BoundedHttp) -> Data | Failure 
     return await stream.next()
 
 
-async def _write_whole(stream: Stream, send: Send) -> None:
+async def write_whole(path: str, stream: Stream, send: Send) -> None:
+    """One body, or the failure's own status."""
     body = bytearray()
     while True:
         part = await stream.next()
         if isinstance(part, Gone):
             return
         if isinstance(part, Failure):
-            await _write_failure(part, send)
+            await _write_failure(path, part, send)
             return
         if part.last:
             await send_json(send, 200, bytes(body) + part.payload if body else part.payload)
@@ -115,6 +122,7 @@ async def _write_whole(stream: Stream, send: Send) -> None:
         body += part.payload
 
 
-async def _write_failure(failure: Failure, send: Send) -> None:
+async def _write_failure(path: str, failure: Failure, send: Send) -> None:
     retry = failure.retry_after_seconds
-    await send_json(send, failure.status, failure.body, [(b"retry-after", b"%d" % retry)] if retry else None)
+    body = body_for(path, failure.status, failure.body)
+    await send_json(send, failure.status, body, [(b"retry-after", b"%d" % retry)] if retry else None)

@@ -1,4 +1,4 @@
-"""OpenAPI of the two generating routes, written by hand: FastAPI knows nothing of raw ASGI routes.
+"""OpenAPI of the raw ASGI routes, written by hand: FastAPI knows nothing of them.
 
 The schemas come from the structs of `bodies`, which decode the requests. They state types; the limits of values are
 the engine's.
@@ -12,9 +12,21 @@ import msgspec
 from fastapi import FastAPI
 
 from plait.http.bodies import ChatBody, CompletionBody
+from plait.http.messages_body import CountTokensBody, MessagesBody
+from plait.http.responses_body import ResponsesBody
+from plait.http.text_calls import DetokenizeBody, TokenizeBody
 
 _TEMPLATE = "#/components/schemas/{name}"
-_BODIES: dict[str, type[msgspec.Struct]] = {"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody}
+_BODIES: dict[str, type[msgspec.Struct]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/responses/input_tokens": ResponsesBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountTokensBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
 _ANSWERS = {
     "200": {
         "description": "The answer, or with `stream` its events",
@@ -29,7 +41,7 @@ _ANSWERS = {
 
 
 def add_generate_routes(app: FastAPI) -> None:
-    """Add the generating routes to the document that `app.openapi()` returns."""
+    """Add these routes to the document that `app.openapi()` returns."""
     rest = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -189,12 +189,22 @@ class Streams:
     def open(self, request: bytes, tenant: int = 0, *, may_hand_over: bool = False) -> Stream:
         """Submit a request (`GenerateRequest` as JSON). `may_hand_over`: it asks for an event stream, on a socket."""
         sockets = self._sockets if may_hand_over else None
-        stream = Stream(self._next_id, self, is_announced=sockets is not None)
-        self._next_id += 1
-        self._open[stream.id] = stream
+        stream = self._add(is_announced=sockets is not None)
         if sockets is not None:
             sockets.announce(stream.id, MAX_BACKLOG_BYTES)
         self._engine.submit(stream.id, tenant, request)
+        return stream
+
+    def open_text(self, call: bytes, tenant: int = 0) -> Stream:
+        """Submit a call that generates nothing (`plait.http.text_calls`)."""
+        stream = self._add(is_announced=False)
+        self._engine.submit_text(stream.id, tenant, call)
+        return stream
+
+    def _add(self, *, is_announced: bool) -> Stream:
+        stream = Stream(self._next_id, self, is_announced=is_announced)
+        self._next_id += 1
+        self._open[stream.id] = stream
         return stream
 
     def dispatch(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
@@ -17,26 +17,18 @@ from plait.http.bodies import (
     Message,
     ResponseFields,
     SamplingFields,
+    StreamOptions,
 )
-from plait.http.body_errors import explain, field_error, shown
+from plait.http.body_errors import field_error
+from plait.http.body_reader import MAX_SCHEMA_DEPTH, ServedNames, check_free_form, decode, served_name
 from plait.http.constraints import constraint_of
-from plait.http.errors import ApiError
 from plait.http.identity import ClientIdentity
 from plait.http.tools import AskedTools, calls_of, read_tools
-from plait.http.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION, Neutral, check_supported
+from plait.http.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION
 
 ANONYMOUS = ClientIdentity()
-MAX_DEPTH = 16
-"""Nesting of free-form values: tool calls and template arguments."""
-MAX_SCHEMA_DEPTH = 64
-"""Nesting of tools and documents."""
 _TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 """Roles that open models' templates do not know: OpenAI's newer name for instructions, its older one for results."""
-_WIDEST = range(-(1 << 63), 1 << 64)
-"""Integers that serde_json reads as such."""
-
-Body = TypeVar("Body", bound=ResponseFields)
-_Fields = dict[str, msgspec.Raw]
 
 
 # budget: one field per field of the API that the routes say differently
@@ -61,9 +53,9 @@ class _Asked(msgspec.Struct, kw_only=True):
     prompts: list[str | list[int]] = []
 
 
-def read_chat(raw: bytes, served_model: str, client: ClientIdentity = ANONYMOUS) -> GenerateRequest:
+def read_chat(raw: bytes, served: ServedNames, client: ClientIdentity = ANONYMOUS) -> GenerateRequest:
     """The request in the body of `POST /v1/chat/completions`; raises `ApiError`."""
-    body = _decode(raw, ChatBody, UNSUPPORTED_CHAT)
+    body = decode(raw, ChatBody, UNSUPPORTED_CHAT)
     if body.top_logprobs and not body.logprobs:
         raise field_error("top_logprobs", f"is {body.top_logprobs} without `logprobs`; send `logprobs`: true with it")
     asked = _Asked(
@@ -78,16 +70,16 @@ def read_chat(raw: bytes, served_model: str, client: ClientIdentity = ANONYMOUS)
         continue_final_message=bool(body.continue_final_message),
         reasoning_effort=body.reasoning_effort,
         thinking_token_budget=body.thinking_token_budget,
-        documents=_free_form("documents", body.documents or []),
+        documents=free_form("documents", body.documents or []),
         tools=_tools(body),
         include_reasoning=body.include_reasoning is not False,
     )
-    return _request(asked, body, served_model, client)
+    return _request(asked, body, served, client)
 
 
-def read_completion(raw: bytes, served_model: str, client: ClientIdentity = ANONYMOUS) -> GenerateRequest:
+def read_completion(raw: bytes, served: ServedNames, client: ClientIdentity = ANONYMOUS) -> GenerateRequest:
     """The request in the body of `POST /v1/completions`; raises `ApiError`."""
-    body = _decode(raw, CompletionBody, UNSUPPORTED_COMPLETION)
+    body = decode(raw, CompletionBody, UNSUPPORTED_COMPLETION)
     asked = _Asked(
         kind="completion",
         id_prefix="cmpl",
@@ -96,18 +88,18 @@ def read_completion(raw: bytes, served_model: str, client: ClientIdentity = ANON
         prompts=_prompts(body.prompt),
         echo=bool(body.echo),
     )
-    return _request(asked, body, served_model, client)
+    return _request(asked, body, served, client)
 
 
-def _request(asked: _Asked, body: ResponseFields, served_model: str, client: ClientIdentity) -> GenerateRequest:
-    _check_model(body.model, served_model)
+def _request(asked: _Asked, body: ResponseFields, served: ServedNames, client: ClientIdentity) -> GenerateRequest:
+    model = served_name(body.model, served)
     stream = bool(body.stream)
-    _check_stream(stream, body)
+    check_stream(stream, body.stream_options)
     return GenerateRequest(
         kind=asked.kind,
         id=f"{asked.id_prefix}-{os.urandom(12).hex()}",
         created=int(time.time()),
-        model=served_model,
+        model=model,
         stream=stream,
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
         continuous_usage_stats=body.stream_options is not None and bool(body.stream_options.continuous_usage_stats),
@@ -132,7 +124,7 @@ def _request(asked: _Asked, body: ResponseFields, served_model: str, client: Cli
         truncation_side=body.truncation_side or "left",
         max_tokens=asked.max_tokens,
         max_tokens_field=asked.max_tokens_field,
-        sampling=_sampling(body),
+        sampling=sampling_of(body),
         seed=body.seed,
         stop=[body.stop] if isinstance(body.stop, str) else body.stop or [],
         stop_token_ids=body.stop_token_ids or [],
@@ -155,24 +147,13 @@ def _request(asked: _Asked, body: ResponseFields, served_model: str, client: Cli
     )
 
 
-def _sampling(body: ResponseFields) -> SamplingFields:
+def sampling_of(body: SamplingFields) -> SamplingFields:
     """The body's sampling fields, whichever they are."""
     return SamplingFields(**{name: getattr(body, name) for name in SamplingFields.__struct_fields__})
 
 
-def _check_model(asked: str | None, served: str) -> None:
-    """A body without `model` is taken, as vLLM does: there is only one to mean."""
-    if asked is not None and asked != served:
-        raise ApiError(
-            404,
-            f"`model` is {asked[:256]!r}, where this server serves {served!r}; send that or leave it out",
-            param="model",
-            code="model_not_found",
-        )
-
-
-def _check_stream(stream: bool, body: ResponseFields) -> None:
-    options = body.stream_options
+def check_stream(stream: bool, options: StreamOptions | None) -> None:
+    """Raise `ApiError` for options without a stream, or ones that this server lacks."""
     if options is not None and not stream:
         raise field_error("stream_options", "is only for streams; send `stream`: true with it, or leave it out")
     if options is not None and options.include_obfuscation:
@@ -190,13 +171,14 @@ def _adds_generation_prompt(body: ChatBody) -> bool:
 
 def _tools(body: ChatBody) -> AskedTools:
     asked = read_tools(body)
-    _free_form("functions" if asked.are_functions else "tools", asked.tools)
+    free_form("functions" if asked.are_functions else "tools", asked.tools)
     return asked
 
 
-def _free_form(param: str, values: list[dict[str, Json]]) -> list[dict[str, Json]]:
+def free_form(param: str, values: list[dict[str, Json]]) -> list[dict[str, Json]]:
+    """Tools or documents that the engine reads; raises `ApiError`."""
     for index, value in enumerate(values):
-        _check_free_form(f"{param}[{index}]", value, MAX_SCHEMA_DEPTH)
+        check_free_form(f"{param}[{index}]", value, MAX_SCHEMA_DEPTH)
     return values
 
 
@@ -207,7 +189,7 @@ def _message(index: int, message: Message) -> dict[str, Json]:
         "content": _text(f"messages[{index}].content", message),
     }
     if calls := calls_of(message):
-        _check_free_form(f"messages[{index}].tool_calls", calls)
+        check_free_form(f"messages[{index}].tool_calls", calls)
         rendered["tool_calls"] = [*calls]
     for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
         if (value := getattr(message, name)) is not None:
@@ -239,21 +221,8 @@ def _check_text_part(param: str, part: ContentPart) -> str:
 
 def _template_arguments(arguments: dict[str, Json]) -> dict[str, Json]:
     for name, value in arguments.items():
-        _check_free_form(f"chat_template_kwargs.{name}", value)
+        check_free_form(f"chat_template_kwargs.{name}", value)
     return arguments
-
-
-def _check_free_form(param: str, value: object, depth: int = MAX_DEPTH) -> None:
-    """Reject what the engine's JSON reader does not take."""
-    if isinstance(value, int) and not _WIDEST.start <= value < _WIDEST.stop:
-        problem = "where numbers of at most 64 bits are allowed; send it as a text"
-        raise field_error(param, f"has the number {shown(msgspec.Raw(str(value).encode()))}, {problem}")
-    if not isinstance(value, dict | list):
-        return
-    if depth == 0:
-        raise field_error(param, "is nested deeper than is allowed; flatten it")
-    for inner in value.values() if isinstance(value, dict) else value:
-        _check_free_form(param, inner, depth - 1)
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -268,29 +237,3 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
             "prompt", "mixes token ids with other prompts; send a list of ids, or a list of texts or id lists"
         )
     return [item for item in prompt if not isinstance(item, int)]
-
-
-def _decode(raw: bytes, kind: type[Body], unsupported: Neutral) -> Body:
-    """The typed body, after its top-level names were checked against the unsupported ones."""
-    try:
-        fields = _fields(raw)
-        check_supported(fields, unsupported)
-        return _decode_body(raw, fields, kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"the body of {len(raw)} bytes is not valid JSON: {error}; correct it") from None
-    except RecursionError:
-        raise ApiError(400, "the body is nested too deeply; send plain messages or prompts") from None
-
-
-def _fields(raw: bytes) -> _Fields:
-    try:
-        return msgspec.json.decode(raw, type=_Fields)
-    except msgspec.ValidationError as error:
-        raise ApiError(400, f'the body is not a JSON object: {error}; send one, like {{"messages": [...]}}') from None
-
-
-def _decode_body(raw: bytes, fields: _Fields, kind: type[Body]) -> Body:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.ValidationError as error:
-        raise explain(str(error), fields) from None

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from plait.check_settings import check_model_is_named
 from plait.errors import DONE, SettingsError
 from plait.flags import Parser, add_flags, read_settings
 from plait.nodes.doctor import DoctorSettings
@@ -54,6 +55,7 @@ def keys(args: argparse.Namespace) -> int:
 def launch(args: argparse.Namespace, environment: Environment) -> int:
     """`plait launch [MODEL]`."""
     settings = read_settings(args, LaunchSettings)
+    check_model_is_named(args.model, settings.http.served_model_name or ())
     from plait.nodes.launch import launch as run
 
     return run(args.model, settings, environment)

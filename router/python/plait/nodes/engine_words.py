@@ -66,5 +66,7 @@ def engine_words(model: str | None, settings: ServeSettings) -> list[str]:
 def _words(flag: Flag, value: object) -> Iterator[str]:
     if flag.scalar is bool:
         yield flag.name if value else f"--no-{flag.name[2:]}"
+    elif isinstance(value, tuple) and len(value) > 1:
+        yield from (flag.name, *value)
     else:
-        yield f"{flag.name}={value}"
+        yield f"{flag.name}={value[0] if isinstance(value, tuple) else value}"
