@@ -101,6 +101,7 @@ class ReasoningSettings(msgspec.Struct, kw_only=True):
     """Taken; thoughts come whole, and no summary is written."""
 
 
+# budget: one field per field of the API
 class ResponsesBody(SamplingFields, kw_only=True):
     """Body of `POST /v1/responses`."""
 
