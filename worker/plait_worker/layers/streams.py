@@ -26,7 +26,8 @@ class Mixing(NamedTuple):
     def add(self, streams_TnD: Tensor, out_TD: Tensor) -> Tensor:
         """The new streams."""
         post_Tn, comb_Tnn = self.post_Tn.to(out_TD.dtype), self.comb_Tnn.to(out_TD.dtype)
-        return torch.baddbmm(post_Tn[:, :, None] * out_TD[:, None], comb_Tnn.transpose(1, 2), streams_TnD)
+        mixed_TnD = torch.bmm(comb_Tnn.transpose(1, 2).contiguous(), streams_TnD)
+        return mixed_TnD.addcmul_(post_Tn[:, :, None], out_TD[:, None])
 
 
 class StreamMixer:
