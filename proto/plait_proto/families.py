@@ -18,7 +18,8 @@ class LayerKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a layer attends, and what it caches."""
 
     attention: AttentionKind
-    """``mha`` is multi-head or grouped-query attention, ``mla`` multi-head latent attention."""
+    """``mha`` is multi-head or grouped-query attention, ``mla`` multi-head latent attention, ``compressed``
+    DeepSeek-V4's."""
     cache: CacheKind
     """``sliding_window``: no token sees keys beyond a window, if the model's files state one."""
 

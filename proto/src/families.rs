@@ -17,6 +17,8 @@ pub enum AttentionKind {
     Mha,
     /// Multi-head latent attention.
     Mla,
+    /// DeepSeek-V4's: recent keys as they are, and compressed entries of what lies before them.
+    Compressed,
 }
 
 /// What a layer caches.
@@ -29,6 +31,8 @@ pub enum CacheKind {
     SlidingWindow,
     /// The compressed KV of every token.
     Mla,
+    /// An entry for every so many tokens, or none, and a ring of recent keys for each slot.
+    Compressed,
 }
 
 /// A layer's kind.

@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 from plait_kernels.norm import rms_norm
-from plait_proto import Family
+from plait_proto import family
 from torch import Tensor
 
 from plait_worker.attention.compressed.row_lists import ChosenEntries, EntryLists, WindowLists
@@ -318,14 +318,7 @@ class DeepseekV4:
 
 
 FAMILY = FamilySpec(
-    Family(
-        name="deepseek_v4",
-        architectures=("DeepseekV4ForCausalLM",),
-        gguf=None,
-        layers=(),
-        tool_format=None,
-        reasoning_format=None,
-    ),
+    family("deepseek_v4"),
     ConfigSpec(read_whole=read_deepseek_v4),
     DeepseekV4,
     open_folder=DeepseekV4Files,

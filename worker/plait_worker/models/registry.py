@@ -19,13 +19,12 @@ FAMILIES = (
     qwen3_moe.FAMILY,
     deepseek.V2,
     deepseek.V3,
+    deepseek_v4.FAMILY,
     minimax_m2.FAMILY,
     mistral.FAMILY,
 )
 """In the order that error messages list them."""
-NOT_ADMITTED = (deepseek_v4.FAMILY,)
-"""Computed here, and refused by the engine: its list of families does not have them yet."""
-_BY_ARCHITECTURE = {name: spec for spec in (*FAMILIES, *NOT_ADMITTED) for name in spec.family.architectures}
+_BY_ARCHITECTURE = {name: spec for spec in FAMILIES for name in spec.family.architectures}
 
 
 def spec_of(config: ModelConfig) -> FamilySpec:
