@@ -1,0 +1,145 @@
+"""DeepSeek-V4 over HTTP: transformers' tokens whatever shares a step, and prefixes found where snapshots are."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from plait_testing.deepseek_v4 import random_v4
+from plait_testing.metrics import read_metrics
+from plait_testing.running_server import Server, StartServer, start_server
+
+BYTES = 256
+"""Ids of the tokenizer that stand for a byte."""
+NUM_OUTPUT = 12
+GAP = 1e-3
+"""Logits of transformers that lie closer may be ordered either way."""
+PREEMPTED = "plait_preemptions_total"
+WAYS: dict[str, tuple[str, ...]] = {
+    "pages for a quarter, few snapshots": ("--num-snapshots", "3", "--watermark", "0"),
+    "chunks of 7": ("--max-batch-tokens", "32", "--long-prefill", "7"),
+    "chunks of 1": ("--max-batch-tokens", "32", "--long-prefill", "1"),
+    "not mixed": ("--no-mixed",),
+    "no overlap": ("--no-overlap",),
+    "no prefix cache": ("--no-prefix-cache",),
+    "two ranks": ("--tp", "2"),
+    "four ranks": ("--tp", "4"),
+}
+
+
+class Model:
+    """A folder, and transformers' model of it."""
+
+    def __init__(self, folder: Path, tokenizer: Path) -> None:
+        self.path = folder
+        self.reference = random_v4("mixed", vocab_size=264, bos_token_id=256, eos_token_id=257)
+        self.reference.save_pretrained(folder)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(tokenizer / name, folder / name)
+
+    def check(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """Each token is the best behind those before it, but for ties."""
+        with torch.no_grad():
+            logits_TV = self.reference(torch.tensor([[*prompt, *output]]), use_cache=False).logits[
+                0, len(prompt) - 1 : -1
+            ]
+        gaps = logits_TV.max(dim=-1).values - logits_TV.gather(1, torch.tensor(output)[:, None])[:, 0]
+        assert float(gaps.max()) < GAP, f"a prompt of {len(prompt)} tokens"
+
+
+@pytest.fixture(scope="module")
+def model(check_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model(tmp_path_factory.mktemp("v4"), check_models / "recall-gqa")
+
+
+def some_ids(length: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(BYTES), k=length)
+
+
+def ask(server: Server, prompt: Sequence[int], max_tokens: int = NUM_OUTPUT) -> Any:
+    body = {"prompt": list(prompt), "temperature": 0, "max_tokens": max_tokens, "ignore_eos": True}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body | {"return_token_ids": True}, timeout=300)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def output_of(answer: Any) -> list[int]:
+    ids: list[int] = answer["choices"][0]["token_ids"]
+    return ids
+
+
+def num_cached(answer: Any) -> int:
+    details = answer["usage"]["prompt_tokens_details"]
+    return int(details["cached_tokens"]) if details else 0
+
+
+@pytest.mark.acceptance("spine")
+def test_tokens_are_transformers_in_every_way(
+    model: Model, server: StartServer, sized: Callable[[int, int], int]
+) -> None:
+    num_prompts, longest = sized(8, 64), sized(160, 600)
+    prompts = [some_ids(1 + (longest - 1) * i // (num_prompts - 1), i) for i in range(num_prompts)]
+    random.Random(0).shuffle(prompts)
+    for way in list(WAYS)[: sized(1, len(WAYS))]:
+        length, pages = str(longest + 40), ("--num-pages", str(sized(16, 44))) if "a quarter" in way else ()
+        flags = ("--dtype", "float32", "--max-seqs", "8", "--page-size", "16", "--max-model-len", length)
+        one = server(model.path, *flags, *pages, *WAYS[way])
+        assert one.url, one.errors
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(partial(ask, one, max_tokens=sized(24, 40)), prompts))
+        for prompt, answer in zip(prompts, answers, strict=True):
+            model.check(prompt, output_of(answer))
+        if "a quarter" in way:
+            assert read_metrics(one.url)[PREEMPTED] >= sized(0, 21)
+        one.stop()
+
+
+@pytest.fixture(scope="module")
+def cached_server(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With pages of 256 tokens, of which most are free."""
+    log = tmp_path_factory.mktemp("server") / "server.log"
+    pages = ("--page-size", "256", "--num-pages", "64", "--num-snapshots", "40", "--enable-prompt-tokens-details")
+    one = start_server(log, model.path, "--dtype", "float32", "--max-seqs", "4", "--max-model-len", "2048", *pages)
+    assert one.url, one.errors
+    yield one
+    one.kill()
+
+
+def test_two_conversations_in_turns_compute_less_than_a_page_and_their_new_tokens(
+    model: Model, cached_server: Server
+) -> None:
+    histories = [some_ids(300, 101), some_ids(420, 102)]
+    for turn in range(2):
+        for talker, history in enumerate(histories):
+            answer = ask(cached_server, history)
+            if turn:
+                model.check(history, output_of(answer))
+                new = 90 + 10 * talker
+                assert len(history) - num_cached(answer) < 256 + new + NUM_OUTPUT
+            history += output_of(answer) + some_ids(90 + 10 * talker, 200 + 10 * turn + talker)
+
+
+@pytest.mark.parametrize(("length", "num_misses"), [(1000, 2), (700, 1)])
+def test_a_shared_beginning_is_learnt_by_its_first_miss(
+    length: int, num_misses: int, model: Model, cached_server: Server, sized: Callable[[int, int], int]
+) -> None:
+    """The first prompt's last boundary is 768 of 1,000 tokens, and 512 of 700: only that is shared."""
+    shared = some_ids(600, length)
+    prompts = [shared + some_ids(length - 600, 300 + length + i) for i in range(sized(4, 10))]
+    answers = [ask(cached_server, prompt, 4) for prompt in prompts]
+    assert [num_cached(answer) for answer in answers] == [0] * num_misses + [512] * (len(prompts) - num_misses)
+    model.check(prompts[-1], output_of(answers[-1]))
+
+
+def test_a_page_that_cuts_entries_is_refused(model: Model, server: StartServer) -> None:
+    one = server(model.path, "--dtype", "float32", "--page-size", "8")
+    assert not one.url
+    assert "must be a multiple of 16" in one.last_line
