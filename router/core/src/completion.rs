@@ -100,13 +100,15 @@ impl Scheduler {
         let num_before = running.job.num_output();
         let (tokens, end) =
             running.complete_sample(sample.accepted, sample.num_sampled, sample.sampled_row);
-        let num_computed = running.num_computed;
+        let (num_computed, has_saves) = (running.num_computed, running.num_saves_in_flight > 0);
         for num in num_before + 1..=running.job.num_output() {
             self.outlook.lengths.observe_token(num);
         }
         outputs.push(tokens);
         self.publish(slot, num_computed);
-        self.complete_saves(slot, step, start);
+        if has_saves {
+            self.complete_saves(slot, step, start);
+        }
         if let Some(reason) = end {
             return self.finish(slot, reason, outputs);
         }

@@ -376,7 +376,8 @@ impl Scheduler {
     }
 
     fn decode_row(&mut self, slot: SlotId, length: u32, builder: &mut PlanBuilder) {
-        let start = self.running.at(slot).num_planned;
+        let running = self.running.at(slot);
+        let (start, next_save) = (running.num_planned, running.next_save);
         if !self.lease_pages(slot, start + length, builder) {
             self.counts.carryover.pages += 1;
             if self
@@ -404,7 +405,9 @@ impl Scheduler {
         self.charge_decode_row(slot, start, length);
         self.running
             .schedule_row(slot, builder.step, length, length);
-        self.save_boundaries(slot, start + length, builder);
+        if next_save <= start + length {
+            self.save_boundaries(slot, start + length, builder);
+        }
     }
 
     fn count_carryover(&mut self, num_asked: u32, builder: &PlanBuilder) {

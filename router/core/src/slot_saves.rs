@@ -67,8 +67,8 @@ struct Save {
 #[derive(Clone, Debug)]
 pub(crate) struct SlotSaves {
     rule: SaveRule,
-    /// The next boundary to save.
-    next: u32,
+    /// Tokens that its prefill finds in the cache.
+    num_cached: u32,
     /// Tokens that were known at admission: what is prefilled.
     num_prefill: u32,
     /// Where pages ended that were found without a snapshot.
@@ -81,16 +81,19 @@ pub(crate) struct SlotSaves {
 impl SlotSaves {
     /// Of a request that starts at `num_cached` of `num_prefill` known tokens, and found pages up to `branch`.
     pub(crate) fn new(rule: SaveRule, num_cached: u32, num_prefill: u32, branch: u32) -> Self {
-        let mut saves = Self {
+        Self {
             rule,
-            next: 0,
+            num_cached,
             num_prefill,
             branch,
             in_flight: SmallVec::new(),
             newest: None,
-        };
-        saves.next = saves.next_after(num_cached);
-        saves
+        }
+    }
+
+    /// The first boundary to save.
+    pub(crate) fn first(&self) -> u32 {
+        self.next_after(self.num_cached)
     }
 
     fn next_after(&self, position: u32) -> u32 {
@@ -127,13 +130,19 @@ impl SlotSaves {
 impl Scheduler {
     /// Saves the boundaries that a row passes which ends at `end`.
     pub(crate) fn save_boundaries(&mut self, slot: SlotId, end: u32, builder: &mut PlanBuilder) {
-        let Running { job, saves, .. } = self.running.at_mut(slot);
+        let Running {
+            job,
+            saves,
+            next_save,
+            num_saves_in_flight,
+            ..
+        } = self.running.at_mut(slot);
         let Some(saves) = saves.as_deref_mut() else {
             return;
         };
-        while saves.next <= end {
-            let position = saves.next;
-            saves.next = saves.next_after(position);
+        while *next_save <= end {
+            let position = *next_save;
+            *next_save = saves.next_after(position);
             if position <= job.num_known() {
                 let hasher = &mut self.sharing.hasher;
                 if self.cache.has_snapshot(position, job, hasher) {
@@ -144,6 +153,7 @@ impl Scheduler {
                 continue;
             };
             let step = builder.step;
+            *num_saves_in_flight += 1;
             saves.in_flight.push(Save {
                 step,
                 position,
@@ -159,21 +169,19 @@ impl Scheduler {
 
     /// A row of `step` is complete that began at `start`: what it has saved of computed tokens is published. Drafts
     /// that were not accepted leave nothing.
-    #[inline]
     pub(crate) fn complete_saves(&mut self, slot: SlotId, step: StepId, start: u32) {
         let running = self.running.at_mut(slot);
         let num_computed = running.num_computed;
         let Some(saves) = running.saves.as_deref_mut() else {
             return;
         };
-        if saves.in_flight.is_empty() {
-            return;
-        }
         while let Some(save) = saves.take_of(step) {
+            running.num_saves_in_flight -= 1;
             let is_final = save.position > start && save.position <= num_computed;
             if !is_final {
                 self.cache.discard_snapshot(save.snapshot);
-                saves.next = saves.next.min(saves.next_after(running.num_planned));
+                let next = saves.next_after(running.num_planned);
+                running.next_save = running.next_save.min(next);
                 continue;
             }
             let hash = self
@@ -197,7 +205,7 @@ mod tests {
 
     fn boundaries(saves: &SlotSaves, most: u32) -> Vec<u32> {
         let next = |at: &u32| Some(saves.next_after(*at));
-        let each = std::iter::successors(Some(saves.next), next);
+        let each = std::iter::successors(Some(saves.first()), next);
         each.take_while(|at| *at <= most).collect()
     }
 
@@ -246,6 +254,6 @@ mod tests {
     #[test]
     fn positions_at_the_end_of_numbers_do_not_overflow() {
         let saves = SlotSaves::new(RULE, u32::MAX - 2, u32::MAX - 1, 0);
-        assert_eq!(saves.next, u32::MAX);
+        assert_eq!(saves.first(), u32::MAX);
     }
 }

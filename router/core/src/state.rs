@@ -470,6 +470,9 @@ pub(crate) struct Running {
     pub(crate) lease: Lease,
     /// If the model keeps slot state that others may find.
     pub(crate) saves: Option<Box<SlotSaves>>,
+    /// The next boundary that is saved. Kept here, where each row finds it.
+    pub(crate) next_save: u32,
+    pub(crate) num_saves_in_flight: u32,
     pub(crate) phase: Phase,
     /// Positions that are computed or in flight, as if all drafts were accepted: where the next row
     /// starts.
@@ -495,7 +498,9 @@ impl Running {
             job,
             slot: admission.slot,
             lease: admission.lease,
+            next_save: admission.saves.as_ref().map_or(u32::MAX, |it| it.first()),
             saves: admission.saves,
+            num_saves_in_flight: 0,
             phase: Phase::Prefilling,
             num_planned: admission.num_cached,
             num_computed: admission.num_cached,
