@@ -16,6 +16,7 @@ from plait_proto.config import (
 from plait_proto.families import FAMILIES, Family, LayerKind, family, family_of
 from plait_proto.fingerprint import SCHEMA_FINGERPRINT, config_fingerprint
 from plait_proto.messages import (
+    FAILED_ROW,
     IS_LAST_CHUNK,
     LOOKAHEAD,
     PROTOCOL,
@@ -50,6 +51,7 @@ from plait_proto.messages import (
 from plait_proto.undecodable import UNDECODABLE
 
 __all__ = [
+    "FAILED_ROW",
     "FAMILIES",
     "IS_LAST_CHUNK",
     "LOOKAHEAD",

@@ -356,6 +356,10 @@ LOOKAHEAD = 2
 """Flag of a prefill row: one more token id follows the chunk's, which is not computed."""
 
 
+FAILED_ROW = 0xFFFFFFFF
+"""Stands for the token of a row whose logits were NaN or infinite."""
+
+
 class ResultHeader(Fields, frozen=True):
     """Frame 1 of a step's result."""
 
@@ -372,7 +376,7 @@ class StepResult(msgspec.Struct, frozen=True):
     num_accepted: Words
     """Tokens accepted of each row that samples, in row order; 0 of one that was left out for lack of its mask."""
     token_ids: Words
-    """Their ids, one row after the other."""
+    """Their ids, one row after the other; ``FAILED_ROW`` of a row that failed."""
     logprobs: Words
     """``logprob f32, rank, K ids, K logprobs f32`` of each accepted token whose request asked for it."""
     prompt_logprobs: Words

@@ -45,6 +45,6 @@ pub use new_slot::{NewSlot, SamplingParams};
 pub use plan::{
     AppendedPage, DecodeRow, OtherPage, Plan, PlanEncoder, PrefillRow, ScoredId, TrimmedSlot,
 };
-pub use result::{LogprobRecord, LogprobRecords, StepResult};
+pub use result::{FAILED_ROW, LogprobRecord, LogprobRecords, StepResult};
 pub use slot_state::{RestoredSlot, SavedSlot, SlotState};
 pub use step_masks::{MaskedRow, NewMask, StepMasks};

@@ -8,6 +8,9 @@ use crate::malformed::Malformed;
 use crate::msgpack::{pack, unpack};
 use crate::word_arrays;
 
+/// Stands for the token of a row whose logits were NaN or infinite.
+pub const FAILED_ROW: u32 = u32::MAX;
+
 /// The tokens of one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepResult {
@@ -17,7 +20,7 @@ pub struct StepResult {
     pub elapsed_us: u64,
     /// Tokens accepted of each row that samples, in row order; 0 of one that was left out for lack of its mask.
     pub num_accepted: Vec<u32>,
-    /// Their ids, one row after the other.
+    /// Their ids, one row after the other; [`FAILED_ROW`] of a row that failed.
     pub token_ids: Vec<u32>,
     /// Records of the accepted tokens whose request asked for some; read them by [`LogprobRecords`].
     pub logprobs: Vec<u32>,

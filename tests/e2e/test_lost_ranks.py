@@ -176,6 +176,26 @@ def test_a_request_that_kills_workers_twice_is_refused_and_the_others_go_on(repl
     assert read_metrics(replica.url)["plait_rank_losses_total"] - before == 2
 
 
+def test_a_request_whose_logits_are_nan_ends_alone(replica: Server, steps: HeldSteps) -> None:
+    right = [stream(replica.url, asked) for asked in ASKED]
+    before, ranks = read_metrics(replica.url)["plait_rank_losses_total"], replica.workers()
+    with ThreadPoolExecutor(1) as pool:
+        spoilt: list[Future[httpx.Response]] = []
+
+        def send_spoilt() -> None:
+            body = {"prompt": "~nan~", "max_tokens": 4, "n": 2}
+            spoilt.append(pool.submit(httpx.post, f"{replica.url}/v1/completions", json=body, timeout=240))
+            wait_until_taken(replica, len(ASKED) + 2)
+
+        for given, expected in zip(under_way(replica, steps, send_spoilt), right, strict=True):
+            assert_same(given, expected)
+        failed = spoilt[0].result()
+    assert failed.status_code == 500
+    assert failed.json()["error"]["code"] == "not_finite"
+    assert read_metrics(replica.url)["plait_rank_losses_total"] == before
+    assert replica.workers() == ranks
+
+
 @pytest.mark.slow
 def test_a_drain_while_ranks_are_lost_ends_when_the_streams_have(
     server: StartServer, steps: HeldSteps, check_models: Path

@@ -388,6 +388,16 @@ def test_the_argmax_is_the_first_of_the_largest() -> None:
     assert torch.equal(sampling_triton.sample_greedy(logits), sampling_reference.sample_greedy(logits))
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("token", [0, 5000, 8999])
+def test_the_argmax_of_a_row_with_nan_or_infinity_is_no_token(value: float, token: int) -> None:
+    logits = torch.randn(3, 9000)
+    logits[1, token] = value
+    first, none, last = sampling_triton.sample_greedy(logits).tolist()
+    assert none == sampling_reference.NO_TOKEN
+    assert [first, last] == logits[::2].argmax(dim=1).tolist()
+
+
 @pytest.mark.parametrize("width", [24, 2048])
 def test_experts_elsewhere_add_nothing_to_one_or_two_tokens(width: int) -> None:
     """Their ids are -1, and their weights any value."""

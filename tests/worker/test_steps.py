@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plait_proto import ExitCode, Plan, StepResult, decode, encode
+from plait_proto import FAILED_ROW, ExitCode, Plan, StepResult, decode, encode
 from plait_testing.counting_model import CountingModel, counting_rank, next_token
 from plait_testing.stepper import Stepper, words
 from plait_worker.attention.backend import StepAttention
@@ -74,18 +74,25 @@ class BrokenAfter(CountingModel):
         return hidden_TD.where(rows.positions_T[:, None] < 20, torch.nan)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_nan_is_an_error_that_names_the_request_and_never_a_token(temperature: float) -> None:
+@pytest.mark.parametrize("asked", [{}, {"temperature": 1.0}, {"logprobs": 2}, {"temperature": 1.0, "top_k": 5}])
+def test_nan_fails_its_row_and_never_becomes_a_token(asked: dict[str, Any]) -> None:
     rank, _ = counting_rank(PAGE)
     stepper = stepper_over(replace(rank, model=BrokenAfter()))
-    sound = stepper.admit(some_prompt(1, 10), temperature=temperature)
+    sound = stepper.admit(some_prompt(1, 10))
     stepper.step(prefill={sound: 10})
-    assert len(stepper.requests[sound].output) == 1
-    broken = stepper.admit(some_prompt(2, 40), temperature=temperature)
-    with pytest.raises(
-        WorkerError, match=rf"computed NaN .* after 40 tokens of the request in slot {broken}: "
-    ) as told:
-        stepper.step(prefill={broken: 40}, decode=[sound])
+    broken = stepper.admit(some_prompt(2, 40), **asked)
+    stepper.step(prefill={broken: 40}, decode=[sound])
+    # The next row may be on the wire already.
+    stepper.step(decode=[sound, broken])
+    assert stepper.requests[broken].output == [FAILED_ROW, FAILED_ROW]
+    assert stepper.requests[sound].output == expected_output(some_prompt(1, 10), 3)
+
+
+def test_a_model_that_computes_nan_from_the_first_step_on_is_named() -> None:
+    rank, _ = counting_rank(PAGE)
+    rank.check_warm_up(StepResult(0, 1, words([1]), words([7]), b"", b""))
+    with pytest.raises(WorkerError, match=r"CountingForCausalLM in float32. computes NaN or infinity") as told:
+        rank.check_warm_up(StepResult(0, 1, words([1]), words([FAILED_ROW]), b"", b""))
     assert told.value.code == ExitCode.MODEL_FILES
 
 

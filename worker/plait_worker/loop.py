@@ -110,6 +110,8 @@ class _StepsInFlight:
     def _complete_oldest(self) -> None:
         plan, oldest = self._steps.popleft()
         result = oldest.result()
+        if plan.step == 0:
+            self._rank.check_warm_up(result)
         self._rank.parallel.peers.check()
         if self._rank.sends_result(plan):
             self._link.send(encode(result))

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from plait_kernels.sampling import NO_TOKEN
-from plait_proto import Decision, ExitCode, Plan, StepMasks, StepResult
+from plait_proto import FAILED_ROW, Decision, ExitCode, Plan, StepMasks, StepResult
 from torch import Tensor
 
 from plait_worker.attention.model_attention import ModelAttention
@@ -88,6 +87,7 @@ class InFlight:
             step=self.step,
             elapsed_us=self.end.us_since(self.begin),
             num_accepted=accepts_S.tobytes(),
+            # NO_TOKEN of the kernels has the bits of FAILED_ROW.
             token_ids=ids.tobytes(),
             logprobs=b"".join(records.frame() for records in self.output_records),
             prompt_logprobs=b"".join(records.frame() for records in self.prompt_records),
@@ -292,7 +292,6 @@ class Rank:
             own_ids = sample(own_CV[: len(own)], slots_S[rows], device_slots_S[rows], self.slots.sampling, own_masks)
             ids_C[: len(own)] = own_ids
         ids_S = self.parallel.all_gather(ids_C)[: len(slots_S)]
-        self._check_sampled(ids_S, slots_S)
         return ids_S
 
     def _sample_on_first_rank(
@@ -303,21 +302,18 @@ class Rank:
         is_first = self.parallel.rank == 0
         sampled_S = sample(logits_SV, slots_S, device_slots_S, table, masks) if is_first else device_slots_S.clone()
         ids_S = self.parallel.broadcast(sampled_S)
-        self._check_sampled(ids_S, slots_S)
         return ids_S, output_records(logits_SV, ids_S, slots_S, table) if is_first else []
 
-    def _check_sampled(self, ids_S: Tensor, slots_S: Ints) -> None:
-        """Raise ``WorkerError`` if a row's logits were NaN or infinite; not checked on a GPU."""
-        if ids_S.is_cuda or NO_TOKEN not in (ids := ids_S.tolist()):
+    def check_warm_up(self, result: StepResult) -> None:
+        """Raise ``WorkerError`` if the model computes NaN or infinity from its first step on."""
+        if FAILED_ROW not in np.frombuffer(result.token_ids, dtype="<u4"):
             return
-        slot = int(slots_S[ids.index(NO_TOKEN)])
         is_widest = self.model.dtype == torch.float32
         raise WorkerError(
             ExitCode.MODEL_FILES,
-            f"the model ({self.model.config.architecture} in {str(self.model.dtype).removeprefix('torch.')}) computed "
-            f"NaN or infinity instead of logits, after {self.slots.num_computed(slot)} tokens of the request in "
-            f"slot {slot}: its files are damaged, or its values overflow the type; download it again"
-            f"{'' if is_widest else ', or serve it with --dtype float32'}",
+            f"the model ({self.model.config.architecture} in {str(self.model.dtype).removeprefix('torch.')}) computes "
+            "NaN or infinity instead of logits: its files are damaged, or its values overflow the type; download it "
+            f"again{'' if is_widest else ', or serve it with --dtype float32'}",
         )
 
     def _in_flight(

@@ -77,7 +77,10 @@ def output_records(logits_SV: Tensor, ids_S: Tensor, slots_S: Ints, table: Sampl
     rows = upload(np.array([row for row, _ in wanted], dtype=np.int64), logits_SV.device)
     scored = [table.scored_ids.get(int(slots_S[row]), _NO_IDS) for row, _ in wanted]
     counts = [num - len(ids) for (_, num), ids in zip(wanted, scored, strict=True)]
-    scores = score_tokens(logits_SV[rows].float(), ids_S[rows], max(counts), _padded(scored, logits_SV.device))
+    # Nobody reads the record of a row that failed.
+    scores = score_tokens(
+        logits_SV[rows].float(), ids_S[rows].clamp_min(0), max(counts), _padded(scored, logits_SV.device)
+    )
     return [_records(scores, counts, scored if any(map(len, scored)) else ())]
 
 

@@ -132,7 +132,7 @@ class SamplingTable:
     def count_adjusted(self, slots_S: Ints, ids_S: Tensor) -> None:
         """Count the tokens that slots which change their logits have sampled."""
         if len(self.adjusted):
-            self.adjusted.count(slots_S, ids_S)
+            self.adjusted.count(slots_S, ids_S.clamp_min(0))
 
     def count_output(self, slots_S: Tensor) -> None:
         """The slots have sampled one more token."""

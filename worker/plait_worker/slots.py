@@ -124,8 +124,11 @@ class Slots:
         return self._last_token_N[slots_R]
 
     def keep_tokens(self, slots_S: Tensor, ids_S: Tensor) -> None:
-        """Keep the sampled tokens as inputs of the slots' next rows."""
-        self._last_token_N.index_copy_(0, slots_S, ids_S)
+        """Keep the sampled tokens as inputs of the slots' next rows.
+
+        A row that failed gives token 0: the slot's next row may be on the wire, and nobody wants its outcome.
+        """
+        self._last_token_N.index_copy_(0, slots_S, ids_S.clamp_min(0))
         self.sampling.count_output(slots_S)
 
     def num_computed(self, slot: int) -> int:

@@ -307,8 +307,13 @@ __device__ Long order_key(float logit, Long id) {
     return static_cast<Long>(bits) << 32 | (0x7fffffff - id);
 }
 
+// Above the key of any logit: a rank's logits hold NaN or infinity. No half of it is EMPTY.
+constexpr Long FAILED_KEY = static_cast<Long>(0x7fffff00) << 32;
+constexpr Long NO_TOKEN = -1;
+
 // The ids of the largest logits over the ranks. A rank gives, for each row, the id of the largest of its own `num_own`
-// logits, which begin with token `first`. One block; a thread has a row at a time.
+// logits, which begin with token `first`, or NO_TOKEN; so is the result of a rank's. One block; a thread has a row at a
+// time.
 extern "C" __global__ void __launch_bounds__(1024, 1)
     largest_logit(const unsigned short* logits, Long row_stride, const Long* own_ids, Long* ids, Long num_rows,
                   Long first, Long num_own, Long place, State* state) {
@@ -319,8 +324,9 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     for (Long row = threadIdx.x; row < num_rows; row += blockDim.x) {
         Long largest = 0x8000000000000000;
         if (num_own) {
-            const unsigned logit = logits[row * row_stride + own_ids[row]];
-            largest = order_key(low(logit), own_ids[row] + first);
+            const Long own = own_ids[row];
+            largest = FAILED_KEY;
+            if (own != NO_TOKEN) largest = order_key(low(logits[row * row_stride + own]), own + first);
         }
         const unsigned lower = static_cast<unsigned>(largest), upper = static_cast<unsigned>(largest >> 32);
         exchange.push_to_all(row, {lower, upper, 0, 0});
@@ -329,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
             const uint4 theirs = exchange.take_from(source, row);
             largest = max(largest, static_cast<Long>(static_cast<unsigned long long>(theirs.y) << 32 | theirs.x));
         }
-        ids[row] = 0x7fffffff - (largest & 0x7fffffff);
+        ids[row] = largest == FAILED_KEY ? NO_TOKEN : 0x7fffffff - (largest & 0x7fffffff);
     }
     __syncthreads();
     exchange.end();

@@ -106,7 +106,7 @@ class PeerAllReduce:
         """See ``plait_kernels.collective.reference.largest_logit``, of which this is one rank's side.
 
         ``own_ids_N``, int64, are the ids of the largest of this rank's ``num_own`` logits, of which token ``first`` is
-        the first; they are not read if it has none.
+        the first; they are not read if it has none. ``NO_TOKEN`` of one rank is the row's.
         """
         ids_N = torch.empty(logits_NU.shape[0], dtype=torch.int64, device=logits_NU.device)
         given = (logits_NU, logits_NU.stride(0), own_ids_N, ids_N, len(ids_N), first, num_own)

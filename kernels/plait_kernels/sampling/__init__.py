@@ -4,7 +4,7 @@ The filters apply in the order temperature, top-k, top-p, min-p, as in Hugging F
 min-p before top-k and top-p, which gives a smaller nucleus where all three are set.) Everything that depends on
 order, greedy choice and ranks too, breaks ties by the lower token id, so that a row gives the same token in any batch.
 
-On a CPU a row without a softmax (``reference.is_distribution``) gives ``NO_TOKEN``; on a GPU it gives some token.
+A row without a softmax (``reference.is_distribution``) gives ``NO_TOKEN``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The reference's sampling for any dtype; on a CPU a row without a softmax gives ``NO_TOKEN``.
-
-On a GPU such a row gives some token of the vocabulary: the host does not look at it before it is the next step's input.
-"""
+"""The reference's sampling for any dtype; a row without a softmax gives ``NO_TOKEN``."""
 
 from __future__ import annotations
 
@@ -27,4 +24,4 @@ def sample_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, 
 
 
 def _checked(ids_S: Tensor, logits_SV: Tensor) -> Tensor:
-    return ids_S if logits_SV.is_cuda else ids_S.where(is_distribution(logits_SV), NO_TOKEN)
+    return ids_S.where(is_distribution(logits_SV), NO_TOKEN)

@@ -14,6 +14,7 @@ constexpr int BATCH = 4;
 constexpr int OF_LANE = 2 * VECTOR;
 constexpr int CHUNK = 32 * OF_LANE;
 constexpr float LOG2_E = 1.4426950408889634f;
+constexpr long long NO_TOKEN = -1;  // of a row whose logits are NaN or infinite
 
 typedef unsigned short Bits;
 
@@ -106,6 +107,9 @@ __device__ int best_key(const Bits* row, int vocab) {
     return best;
 }
 
+// Whether the row has a softmax: NaN has the largest key, so it would be the largest value.
+__device__ bool is_distribution(float top) { return fabsf(top) <= 3.4028235e38f; }
+
 // Tokens of a warp, a multiple of VECTOR.
 __device__ int share_of(int vocab) { return ((vocab + WARPS - 1) / WARPS + VECTOR - 1) / VECTOR * VECTOR; }
 
@@ -120,6 +124,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_filtered(
     const int vocab = static_cast<int>(vocab_size);
     for (int bin = threadIdx.x; bin < BINS; bin += THREADS) counts[bin] = 0;
     const int best = best_key(row, vocab);
+    if (!is_distribution(value(best))) {
+        if (threadIdx.x == 0) out[blockIdx.x] = NO_TOKEN;
+        return;
+    }
     __syncthreads();
     each(row, 0, vocab, threadIdx.x, THREADS, [&](int, int key) { atomicAdd(&counts[min(best - key, BINS - 1)], 1); });
     __syncthreads();
@@ -183,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_filtered(
     if (threadIdx.x % 32 == 0) numbers[threadIdx.x / 32] = last;
     __syncthreads();
     for (int i = 0; i < WARPS; ++i) last = max(last, numbers[i]);
-    last = max(last, 0);  // if the logits are NaN
+    last = max(last, 0);
     const bool is_found = chosen_bin >= 0;
     const int bin = is_found ? chosen_bin : last;
     const int place = min(is_found ? chosen_place : BINS, counts[bin] - 1);
@@ -254,6 +262,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_random(
     const int vocab = static_cast<int>(vocab_size);
     const float factor = LOG2_E / temperatures[blockIdx.x], min_p = min_ps[blockIdx.x];
     const float top = value(best_key(row, vocab));
+    if (!is_distribution(top)) {
+        if (threadIdx.x == 0) out[blockIdx.x] = NO_TOKEN;
+        return;
+    }
     auto weight = [&](float logit) {
         const float given = exp2_fast((logit - top) * factor);
         return given < min_p ? 0.0f : given;

@@ -11,7 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from plait_kernels.pdl import pdl_launch, pdl_wait
+from plait_kernels.sampling import reference
 
+NO_TOKEN = tl.constexpr(reference.NO_TOKEN)
 _BLOCK = 4096
 
 
@@ -38,6 +40,8 @@ def _best_of_block_kernel(logits_ptr, best_ptr, ids_ptr, vocab, row_stride, BLOC
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + row * row_stride + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
+    # Comparisons would pass over NaN.
+    logits = tl.where(logits == logits, logits, float("inf"))
     best, column = tl.max(logits, axis=0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(best_ptr + row * tl.num_programs(1) + block, best)
     tl.store(ids_ptr + row * tl.num_programs(1) + block, (block * BLOCK + column).to(tl.int64))
@@ -49,5 +53,7 @@ def _best_of_row_kernel(best_ptr, ids_ptr, out_ptr, num_blocks, BLOCK: tl.conste
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCK)
     best = tl.load(best_ptr + row * num_blocks + block, mask=block < num_blocks, other=-float("inf"))
-    _, column = tl.max(best, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(out_ptr + row, tl.load(ids_ptr + row * num_blocks + column))
+    largest, column = tl.max(best, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    token = tl.load(ids_ptr + row * num_blocks + column)
+    is_distribution = (largest > -float("inf")) & (largest < float("inf"))
+    tl.store(out_ptr + row, tl.where(is_distribution, token, NO_TOKEN))

@@ -411,7 +411,7 @@ fn one_shot_tenants() {
         let step = world.step().expect("requests are left");
         let ended = step.outputs.iter().filter_map(|output| match output {
             Output::Finished { request, .. } => Some(*request),
-            Output::Tokens { .. } => None,
+            Output::Tokens { .. } | Output::Failed { .. } => None,
         });
         for request in ended.collect::<Vec<_>>() {
             if second == Some(request) {

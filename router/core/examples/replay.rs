@@ -197,6 +197,7 @@ fn told(output: &Output) -> Value {
             request, tokens, ..
         } => json!([request.0, tokens[0]]),
         Output::Finished { request, reason } => json!([request.0, reason_name(*reason)]),
+        Output::Failed { request } => json!([request.0, "Failed"]),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a result, an abort or a stop does to requests.
 
-use crate::event::{FinishReason, Output, StepResult, UnexpectedResult};
+use crate::event::{FAILED_ROW, FinishReason, Output, StepResult, UnexpectedResult};
 use crate::ids::{RequestId, SlotId, StepId, TokenId};
 use crate::in_flight::Parked;
 use crate::scheduler::{Location, Scheduler};
@@ -97,6 +97,10 @@ impl Scheduler {
             }
             return self.await_mask(slot);
         }
+        if sample.accepted.contains(&FAILED_ROW) {
+            running.leave_out(sample.num_sampled);
+            return self.fail(slot, outputs);
+        }
         let num_before = running.job.num_output();
         let (tokens, end) =
             running.complete_sample(sample.accepted, sample.num_sampled, sample.sampled_row);
@@ -179,15 +183,27 @@ impl Scheduler {
     }
 
     fn finish(&mut self, slot: SlotId, reason: FinishReason, outputs: &mut Vec<Output>) {
+        if reason != FinishReason::Abort {
+            self.outlook.observe_end(&self.running.at(slot).job);
+        }
+        let request = self.remove(slot);
+        outputs.push(Output::Finished { request, reason });
+    }
+
+    /// The model computed nothing for a row of the request. Its last pages are not published.
+    fn fail(&mut self, slot: SlotId, outputs: &mut Vec<Output>) {
+        let request = self.remove(slot);
+        outputs.push(Output::Failed { request });
+    }
+
+    /// Forgets a request that runs; its pages and its slot are free with its last result.
+    fn remove(&mut self, slot: SlotId) -> RequestId {
         let running = self.running.remove(slot);
         let request = running.job.id();
-        if reason != FinishReason::Abort {
-            self.outlook.observe_end(&running.job);
-        }
         self.forget(&running.job);
         self.free_or_park(running);
         self.note_idle();
-        outputs.push(Output::Finished { request, reason });
+        request
     }
 
     /// Time in which nothing runs or waits tells nothing of how fast requests are served.

@@ -28,6 +28,9 @@ pub enum Event<'a> {
     Stop(RequestId),
 }
 
+/// Stands for the token of a row whose logits were NaN or infinite.
+pub const FAILED_ROW: TokenId = TokenId::MAX;
+
 /// What the worker sampled in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepResult<'a> {
@@ -36,7 +39,7 @@ pub struct StepResult<'a> {
     /// Accepted tokens of each sampling row, in the plan's row order: last chunks, then decode rows. A row of a
     /// masked request accepts none if its mask was late.
     pub num_accepted: &'a [u32],
-    /// These tokens, row after row.
+    /// These tokens, row after row; [`FAILED_ROW`] of a row whose logits were NaN or infinite.
     pub token_ids: &'a [TokenId],
 }
 
@@ -113,6 +116,11 @@ pub enum Output {
         request: RequestId,
         /// Why.
         reason: FinishReason,
+    },
+    /// The request ended in a row that failed. Nothing else comes of it.
+    Failed {
+        /// Which.
+        request: RequestId,
     },
 }
 

@@ -55,7 +55,7 @@ mod step_times;
 mod step_work;
 mod submit;
 
-pub use event::{Event, FinishReason, Output, StepResult, UnexpectedResult};
+pub use event::{Event, FAILED_ROW, FinishReason, Output, StepResult, UnexpectedResult};
 pub use graph_size::GraphSize;
 pub use group::{DecidedPlan, Decision, Disagreement, Mode, ReplicaTokens, Vote, decide};
 pub use ids::{Micros, PageId, RequestId, SlotId, SnapshotId, StepId, TenantId, TokenId};

@@ -321,12 +321,12 @@ impl Serving {
         self.masks.lose_ranks();
         self.first_uses = FirstUses::default();
         for request in self.scheduler.lose_ranks() {
-            self.fail_suspect(request);
+            self.fail_request(request, ApiError::took_workers_down());
         }
     }
 
-    /// Ends the stream of a request that was in flight at two losses.
-    fn fail_suspect(&mut self, request: RequestId) {
+    /// Ends the stream of a request that the scheduler has ended with an error.
+    fn fail_request(&mut self, request: RequestId, error: ApiError) {
         let Some(live) = self.requests.remove(&request) else {
             return;
         };
@@ -336,7 +336,6 @@ impl Serving {
         let stream = live.stream;
         if let Some(mut others) = self.forget(stream) {
             others.retain(|other| *other != request);
-            let error = ApiError::took_workers_down();
             self.events.push(StreamEvent::Fail { stream, error });
             self.end_requests(&others, Event::Abort);
         }

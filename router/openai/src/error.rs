@@ -122,6 +122,18 @@ impl ApiError {
         }
     }
 
+    /// The model computed NaN or infinity instead of logits (500).
+    pub fn not_finite() -> Self {
+        Self {
+            code: Some("not_finite"),
+            ..Self::internal(
+                "the model computed NaN or infinity instead of logits for this request; other requests go on. If it \
+                 happens again, the model's files are damaged, or its values overflow its type: the server's operator \
+                 can download it again, or serve it with --dtype float32",
+            )
+        }
+    }
+
     /// Appends the payload of an error record: u16 status, u16 Retry-After, JSON body.
     pub fn write_record(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.status.to_le_bytes());

@@ -285,7 +285,7 @@ impl<'a> Replica<'a> {
                         of_tenant.num_served_tokens += num_served;
                     }
                 }
-                Output::Finished { request, .. } => {
+                Output::Finished { request, .. } | Output::Failed { request } => {
                     let live = self.live.remove(&request).expect("it ends once");
                     if is_watched {
                         self.ended.push(request);

@@ -23,7 +23,7 @@ from plait_kernels.collective import (
     add_partials_rms_norm,
     largest_logit,
 )
-from plait_kernels.sampling import sample_greedy
+from plait_kernels.sampling import NO_TOKEN, sample_greedy
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu")]
@@ -123,6 +123,15 @@ def test_a_rank_without_tokens_finds_the_others_largest_logit() -> None:
     sides, logits = two_sides(limits(64)), torch.randn(5, 50, device=GPU, dtype=torch.bfloat16)
     ids = find_largest(sides, [logits, logits], [50, 0])
     assert all(torch.equal(given, largest_logit([logits])) for given in ids)
+
+
+def test_no_token_of_one_rank_is_no_token_of_all() -> None:
+    sides, logits = two_sides(limits(64)), torch.randn(5, 50, device=GPU, dtype=torch.bfloat16)
+    spoilt = logits.clone()
+    spoilt[2, 7] = torch.nan
+    ids = find_largest(sides, [logits, spoilt], [50, 50])
+    for given in ids:
+        assert (given == NO_TOKEN).tolist() == [False, False, True, False, False]
 
 
 def find_largest(sides: Sequence[Side], shards: Sequence[Tensor], num_own: Sequence[int]) -> list[Tensor]:

@@ -27,7 +27,7 @@ from plait_kernels.norm import add_rms_norm
 from plait_kernels.norm import reference as norm_reference
 from plait_kernels.rope import HeadNorm, rope_tables, rotate_and_store, rotate_heads
 from plait_kernels.rope import reference as rope_reference
-from plait_kernels.sampling import sample_greedy
+from plait_kernels.sampling import NO_TOKEN, Filters, sample_filtered, sample_greedy, sample_random
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu")]
@@ -106,6 +106,17 @@ def test_sample_greedy_takes_the_lowest_of_equal_logits(num_rows: int, vocab: in
     logits = torch.randn(num_rows, vocab, device="cuda").bfloat16().float()  # so coarse that the largest values repeat
     first = (logits == logits.amax(dim=-1, keepdim=True)).int().argmax(dim=-1)
     assert torch.equal(sample_greedy(logits), first)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_row_with_nan_or_infinity_gives_no_token(value: float) -> None:
+    logits = torch.randn(3, 151_936, device="cuda").bfloat16()
+    logits[1, 70_000] = value
+    ones, half = torch.ones(3, device="cuda"), torch.full((3,), 0.5, device="cuda", dtype=torch.float64)
+    filters = Filters(torch.full((3,), 40, device="cuda"), 0.9 * ones, 0 * ones)
+    sampled = [sample_greedy(logits), sample_random(logits, ones, 0 * ones, half)]
+    for ids in [*sampled, sample_filtered(logits, ones, filters, half)]:
+        assert (ids == NO_TOKEN).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 128, 1024, 8192])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from plait_kernels.linear import dense_matrix
+from plait_kernels.sampling import NO_TOKEN
 from plait_testing.rank_threads import on_every_rank
 from plait_worker.layers.vocab import VocabHead
 from plait_worker.parallel import Parallel
@@ -50,3 +51,19 @@ def test_all_logits_negative_beside_padding_of_zeros(tmp_path: Path) -> None:
     for ids, logits in on_every_rank(4, tmp_path, greedy):
         torch.testing.assert_close(logits, hidden @ weight.T)
         assert torch.equal(ids, logits.argmax(dim=1))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_row_with_nan_on_any_rank_is_no_token_on_all(world: int, tmp_path: Path) -> None:
+    weight, hidden = torch.randn(64, HIDDEN), torch.randn(3, HIDDEN)
+
+    def greedy(parallel: Parallel) -> torch.Tensor:
+        own = head(weight, parallel)
+        logits = own.shard(hidden)
+        if parallel.rank == parallel.world - 1:
+            logits[1, 9] = torch.nan
+        return own.greedy(logits)
+
+    right = (hidden @ weight.T).argmax(dim=1).tolist()
+    for ids in on_every_rank(world, tmp_path, greedy) if world > 1 else [greedy(Parallel())]:
+        assert ids.tolist() == [right[0], NO_TOKEN, right[2]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from plait_kernels.linear import GpuMatrix, Matrix, dense_matrix, is_copy
-from plait_kernels.sampling import sample_greedy
+from plait_kernels.sampling import NO_TOKEN, sample_greedy
 from torch import Tensor
 
 from plait_worker.parallel import Parallel
@@ -93,7 +93,10 @@ class VocabHead:
         return self.parallel.trade_columns_for_rows(logits_SU)[:, : self.vocab_size]
 
     def greedy(self, logits_SU: Tensor) -> Tensor:
-        """The id of each row's largest logit, the lowest of equals, int64 ``[S]``; only 8 bytes a row change hands."""
+        """The id of each row's largest logit, the lowest of equals, int64 ``[S]``; only 8 bytes a row change hands.
+
+        ``NO_TOKEN`` where a rank's logits hold NaN or infinity.
+        """
         if self.parallel.world == 1:
             return sample_greedy(logits_SU)
         first = self.parallel.rank * logits_SU.shape[1]
@@ -102,9 +105,11 @@ class VocabHead:
         ids_S = self.parallel.peers.largest_logit(logits_SU, own_S, first, num_own, self._place)
         if ids_S is not None:
             return ids_S
-        largest_S = logits_SU.gather(1, own_S[:, None])[:, 0]
-        keys_S = _order_keys(largest_S, own_S + first) if num_own else _no_ids(logits_SU) + _MIN_KEY
-        return _MAX_ID - (self.parallel.all_max(keys_S) & _MAX_ID)
+        has_token_S, some_S = own_S != NO_TOKEN, own_S.clamp_min(0)
+        largest_S = logits_SU.gather(1, some_S[:, None])[:, 0].where(has_token_S, torch.inf)
+        keys_S = _order_keys(largest_S, some_S + first) if num_own else _no_ids(logits_SU) + _MIN_KEY
+        key_S = self.parallel.all_max(keys_S)
+        return (_MAX_ID - (key_S & _MAX_ID)).where(key_S >> 32 < _INFINITY_KEY, NO_TOKEN)
 
 
 def _no_ids(logits_SU: Tensor) -> Tensor:
@@ -114,6 +119,7 @@ def _no_ids(logits_SU: Tensor) -> Tensor:
 
 _MAX_ID = 0x7FFFFFFF
 _MIN_KEY = torch.iinfo(torch.int64).min
+_INFINITY_KEY = 0x7F800000
 
 
 def _order_keys(logits_S: Tensor, ids_S: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use plait_core::{
-    DecodeRow, NewSlot, PageId, Plan, PrefillRow, RequestId, Settings, SlotId, TokenId,
+    DecodeRow, FAILED_ROW, NewSlot, PageId, Plan, PrefillRow, RequestId, Settings, SlotId, TokenId,
 };
 
 use crate::oracle;
@@ -29,6 +29,25 @@ pub struct Computed {
     pub tokens: Vec<TokenId>,
     /// Pages that the rows could read or write, with whose slots they are.
     pub named: Vec<(Page, SlotId)>,
+}
+
+impl Computed {
+    /// The tokens, where those of failing requests' rows have none.
+    pub fn with_failures(
+        &self,
+        sampling: &[RequestId],
+        failing: &BTreeSet<RequestId>,
+    ) -> Vec<TokenId> {
+        let rows = sampling.iter().zip(&self.num_accepted);
+        let whose = rows.flat_map(|(request, num)| vec![*request; *num as usize]);
+        let tokens = whose.zip(&self.tokens);
+        tokens
+            .map(|(request, token)| match failing.contains(&request) {
+                true => FAILED_ROW,
+                false => *token,
+            })
+            .collect()
+    }
 }
 
 /// A page of a kind's pool.

@@ -1,4 +1,5 @@
 //! Scheduler, device and clients together; every call is checked against the invariants.
+// budget: every call of a scheduler is checked against all invariants in one place
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -60,6 +61,8 @@ pub struct Harness {
     /// The device says how long steps took.
     pub measures: bool,
     pub masks: Masks,
+    /// Requests whose rows compute NaN from now on.
+    pub failing: BTreeSet<RequestId>,
 }
 
 impl Harness {
@@ -74,6 +77,7 @@ impl Harness {
             num_plans: 0,
             measures: true,
             masks: Masks::default(),
+            failing: BTreeSet::new(),
             settings,
         }
     }
@@ -204,10 +208,13 @@ impl Harness {
                 elapsed: oracle::step_time(completed.step),
             });
         }
+        let token_ids = completed
+            .computed
+            .with_failures(&completed.sampling, &self.failing);
         let result = StepResult {
             step: completed.step,
             num_accepted: &completed.computed.num_accepted,
-            token_ids: &completed.computed.tokens,
+            token_ids: &token_ids,
         };
         for (request, num_reported) in &completed.reported {
             self.clients.get_mut(request).unwrap().num_received = *num_reported;
@@ -351,7 +358,9 @@ impl Harness {
     }
 
     fn check_output(&mut self, output: &Output, is_asked: bool) {
-        let (Output::Tokens { request, .. } | Output::Finished { request, .. }) = output;
+        let (Output::Tokens { request, .. }
+        | Output::Finished { request, .. }
+        | Output::Failed { request }) = output;
         let client = self.clients.get_mut(request).unwrap();
         assert_eq!(client.ended, None, "{request:?} goes on after its end");
         match output {
@@ -375,6 +384,10 @@ impl Harness {
                     is_asked || end == client.expected,
                     "another end of {request:?}: {client:?}"
                 );
+            }
+            Output::Failed { .. } => {
+                assert!(self.failing.contains(request), "{request:?} did not fail");
+                client.ended = Some(FinishReason::Abort);
             }
         }
     }

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use plait_core::{Event, FinishReason, Micros, Output, RequestId, StepId, UnexpectedResult};
-use plait_openai::TokenLogprobs;
+use plait_core::{
+    Event, FAILED_ROW, FinishReason, Micros, Output, RequestId, StepId, UnexpectedResult,
+};
+use plait_openai::{ApiError, TokenLogprobs};
 use plait_proto::StepResult;
+use smallvec::SmallVec;
 
 use super::Serving;
 use crate::clock::since;
@@ -95,7 +98,8 @@ impl Serving {
 
     fn check_tokens(&self, result: &StepResult) -> Result<(), InvalidResult> {
         let vocab_size = self.config.vocab_size;
-        match result.token_ids.iter().find(|token| **token >= vocab_size) {
+        let is_none = |token: &&u32| **token >= vocab_size && **token != FAILED_ROW;
+        match result.token_ids.iter().find(is_none) {
             Some(token) => Err(InvalidResult::Token {
                 step: result.step,
                 token: *token,
@@ -130,6 +134,7 @@ impl Serving {
     /// Turns the scheduler's outputs into events. `records` belong to the step's sampling rows.
     pub(super) fn emit_outputs(&mut self, now: Micros, records: &mut [Option<Vec<TokenLogprobs>>]) {
         let mut outputs = std::mem::take(&mut self.outputs);
+        let mut failed = SmallVec::<[RequestId; 1]>::new();
         let mut rest = outputs.drain(..).peekable();
         while let Some(output) = rest.next() {
             match output {
@@ -158,10 +163,19 @@ impl Serving {
                     });
                 }
                 Output::Finished { request, reason } => self.end(request, reason),
+                Output::Failed { request } => failed.push(request),
             }
         }
         drop(rest);
         self.outputs = outputs;
+        // Other choices of their streams may have tokens in this step.
+        for request in failed {
+            tracing::warn!(
+                "the model computed NaN or infinity instead of logits for a row: its request ends"
+            );
+            self.first_uses.end(request);
+            self.fail_request(request, ApiError::not_finite());
+        }
     }
 
     fn time_tokens(&mut self, request: RequestId, num_tokens: usize, now: Micros) {

@@ -135,6 +135,24 @@ fn a_token_outside_the_vocabulary_is_not_believed() {
 }
 
 #[test]
+fn a_row_that_computed_nan_ends_its_request_alone() {
+    let mut harness = two_streams_and(Fault::FailedRow);
+    let (failed, others): (Vec<_>, Vec<_>) = [1, 2]
+        .map(|stream| harness.answer(stream))
+        .into_iter()
+        .partition(|answer| answer.error.is_some());
+    assert_eq!(failed[0].error, Some((500, 0)));
+    assert!(failed[0].message().contains("NaN or infinity"));
+    assert_eq!(others[0].finish_reason().as_deref(), Some("length"));
+    harness.assert_metrics(&[
+        ("plait_requests_finished_total{reason=\"error\"}", 1.0),
+        ("plait_requests_finished_total{reason=\"length\"}", 1.0),
+        ("plait_rank_losses_total", 0.0),
+    ]);
+    assert_eq!(harness.status()["phase"], "ready");
+}
+
+#[test]
 fn a_rank_that_answers_a_step_nobody_sent_is_not_believed() {
     let result = plait_proto::StepResult {
         step: 99,

@@ -7,8 +7,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use plait_proto::{
-    Bye, CapturedSize, Fingerprint, ForwardDone, Heartbeat, Hello, Message, PROTOCOL, PageKind,
-    Plan, StepMasks, StepResult, Welcome, schema_fingerprint,
+    Bye, CapturedSize, FAILED_ROW, Fingerprint, ForwardDone, Heartbeat, Hello, Message, PROTOCOL,
+    PageKind, Plan, StepMasks, StepResult, Welcome, schema_fingerprint,
 };
 use rustc_hash::FxHashMap;
 
@@ -64,6 +64,8 @@ pub enum Fault {
     SayFrames(Vec<Vec<u8>>),
     /// Answers with a token that the model lacks.
     WrongToken,
+    /// The model computes NaN for the step's last row.
+    FailedRow,
     /// Forgets the log-probabilities.
     NoLogprobs,
 }
@@ -317,6 +319,10 @@ impl Rank {
                 Some(Fault::SayFrames(frames)) => self.socket.send_multipart(frames, 0).unwrap(),
                 Some(Fault::WrongToken) => {
                     result.token_ids[0] = 1 << 20;
+                    self.say(&result.into());
+                }
+                Some(Fault::FailedRow) => {
+                    *result.token_ids.last_mut().unwrap() = FAILED_ROW;
                     self.say(&result.into());
                 }
                 Some(Fault::NoLogprobs) => {

@@ -44,8 +44,9 @@ ERRORS = {
     431: ErrorKind(_INVALID, (), "The headers are too large."),
     500: ErrorKind(
         "internal_error",
-        ("internal_error", "took_workers_down"),
-        "A bug in Plait. Please report it. Or workers were lost twice while they computed the request.",
+        ("internal_error", "took_workers_down", "not_finite"),
+        "A bug in Plait. Please report it. Or workers were lost twice while they computed the request, or the model "
+        "computed NaN or infinity for it.",
     ),
     503: ErrorKind(
         "service_unavailable",
