@@ -213,3 +213,13 @@ def test_a_request_of_claude_codes_shape_is_taken() -> None:
     request = read_message(json.dumps(CLAUDE_CODE).encode(), ("tiny",))
     assert [it["role"] for it in request.messages] == ["system", "user", "assistant", "tool", "user"]
     assert (request.thinking_token_budget, request.include_reasoning, request.stream) == (None, True, True)
+
+
+def test_many_blocks_in_a_row_are_joined_once() -> None:
+    blocks = [text("x"), {"type": "thinking", "thinking": "y"}] * 50_000
+    (only,) = message(messages=[said("assistant", *blocks)]).messages
+    assert only == {
+        "role": "assistant",
+        "content": "\n".join("x" * 50_000),
+        "reasoning_content": "\n".join("y" * 50_000),
+    }

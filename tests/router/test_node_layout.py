@@ -11,7 +11,7 @@ from plait.flags import read_settings
 from plait.nodes.engine_words import engine_settings_of, engine_words
 from plait.nodes.layout import Layout, layout_lines, link_warning, listeners, plan_layout
 from plait.nodes.settings import LaunchSettings, NodeSettings
-from plait.settings import ProcessSettings, SchedulerSettings, ServeSettings
+from plait.settings import HttpSettings, ProcessSettings, SchedulerSettings, ServeSettings
 
 
 def layout(num_nodes: int = 2, tp: int = 2, dp: int = 2, gpus_per_node: int = 0) -> Layout:
@@ -121,6 +121,15 @@ def test_an_engine_gets_its_share_of_the_replicas_and_its_place_in_the_group() -
     ]
     parser, _ = build_arg_parsers()
     assert read_settings(parser.parse_args(words), ServeSettings) == settings
+
+
+@pytest.mark.parametrize("names", [("mine",), ("mine", "yours")])
+def test_an_engine_gets_every_name_of_the_model(names: tuple[str, ...]) -> None:
+    settings = ServeSettings(http=HttpSettings(served_model_name=names))
+    parser, _ = build_arg_parsers()
+    given = parser.parse_args(engine_words("MODEL", settings))
+    assert given.model == "MODEL"
+    assert read_settings(given, ServeSettings) == settings
 
 
 def test_one_node_needs_no_group() -> None:

@@ -134,7 +134,7 @@ def _messages(body: CountTokensBody) -> list[dict[str, Json]]:
         conversation.instruct(_system(body.system))
     for index, message in enumerate(body.messages):
         _add_message(f"messages[{index}]", message, conversation)
-    return conversation.messages
+    return conversation.messages()
 
 
 def _system(system: str | list[ContentBlock]) -> str:

@@ -77,12 +77,12 @@ def _messages(body: ResponsesBody) -> list[dict[str, Json]]:
         conversation.instruct(body.instructions)
     if isinstance(body.input, str):
         conversation.ask(body.input)
-        return conversation.messages
+        return conversation.messages()
     if len(body.input) > MAX_ITEMS:
         raise field_error("input", f"has {len(body.input)} items, where {MAX_ITEMS} are allowed; send the latest ones")
     for index, item in enumerate(body.input):
         _add_item(f"input[{index}]", item, conversation)
-    return conversation.messages
+    return conversation.messages()
 
 
 def _add_item(param: str, item: InputItem, conversation: Conversation) -> None:
