@@ -51,7 +51,7 @@ SETTINGS = """
     itl-target-ms policy prefill-starvation-steps max-queue-tokens max-queue-seconds max-skip-ahead
     priority-preemption-threshold priority-aging-seconds
     page-size num-pages memory-fraction prefix-cache watermark
-    mla-context-chunk-size kv-cache-dtype k-scale v-scale
+    mla-context-chunk-size kv-cache-dtype k-scale v-scale num-snapshots snapshot-interval
     kv-events-endpoint kv-events-replay-endpoint kv-events-topic kv-events-public kv-hash-key-file
     group-engines group-engine group-endpoint group-secret-key-file group-public-keys-file
     rank-hosts rank-endpoint rank-secret-key-file rank-public-keys-file restart restart-budget restart-file
