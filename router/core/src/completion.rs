@@ -225,9 +225,9 @@ impl Scheduler {
 
     fn free_or_park(&mut self, mut running: Running) {
         self.free_slot(running.slot);
+        let saves = running.saves.as_deref_mut();
+        let snapshots = saves.map_or_else(Vec::new, SlotSaves::take_in_flight);
         if running.is_in_flight() {
-            let saves = running.saves.as_deref_mut();
-            let snapshots = saves.map_or_else(Vec::new, SlotSaves::take_in_flight);
             let num_saved = u32::try_from(snapshots.len()).expect("no more than the pool has");
             self.cache.park_snapshots(num_saved);
             let parked = Parked {
@@ -237,6 +237,10 @@ impl Scheduler {
             };
             self.in_flight.park(running.last_step, parked);
         } else {
+            // Only a row that failed leaves some.
+            for snapshot in snapshots {
+                self.cache.discard_snapshot(snapshot);
+            }
             self.cache.release(running.lease, running.job.tenant());
             self.running.release_slot(running.slot);
         }

@@ -254,6 +254,16 @@ fn without_a_prefix_cache_nothing_is_saved() {
     harness.check_the_end();
 }
 
+#[test]
+fn a_row_that_fails_publishes_no_snapshot() {
+    for depth in [1, 2] {
+        let mut harness = harness(with_slot_state(), [(10, 9)]);
+        harness.failing.insert(RequestId(0));
+        harness.run_to_the_end(depth);
+        assert_eq!(snapshots(&harness).free, 8);
+    }
+}
+
 /// The device has seen the token whose row was left out, and its state cannot be taken back.
 #[test]
 fn a_late_mask_begins_a_request_anew_from_its_last_snapshot() {
