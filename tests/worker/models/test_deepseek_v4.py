@@ -104,6 +104,18 @@ def test_mixed_steps_equal_transformers_at_every_position_of_a_block(
         mixed_steps(case_of("mixed"), num_decoding, num_prefilling, offset, chunk=5 + offset)
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 13])
+def test_a_prompt_with_few_entries_beside_one_with_many(length: int, case_of: Callable[[str], Case]) -> None:
+    """The indexer chooses for all rows of a step if one has more entries than it keeps."""
+    case = case_of("mixed")
+    driver = case.driver()
+    driver.step({"decoding": case.ids[:1], "b": case.ids[:90]})
+    given = driver.step({"a": case.ids[:length], "b": case.ids[90:120]}, {"decoding": case.ids[1]})
+    assert_close(given["a"], case.expected[:length])
+    assert_close(given["b"], case.expected[90:120])
+    assert_close(given["decoding"], case.expected[1:2])
+
+
 def decode_from(case: Case, lengths: Sequence[int], num_decoded: int) -> None:
     """Decode behind prompts of these lengths, several requests a step."""
     for first in range(0, len(lengths), 8):

@@ -86,7 +86,7 @@ class CompressedStep:
         """int64 ``[B, top_k]``."""
         entries_GM = self.entries.entries_RM[rows, : max(self._num_entries[rows])]
         width = max(entries_GM.shape[1], self.shape.top_k)
-        keys_GME = keys_FE.index_select(0, entries_GM.flatten()).view(*entries_GM.shape, -1)
+        keys_GME = keys_FE.index_select(0, entries_GM.flatten()).view(*entries_GM.shape, keys_FE.shape[1])
         scores_BM = _scores(q_BIE.float(), weights_BI, keys_GME.float())
         count_B1 = self.entries.count_T[part, None]
         is_seen_BM = torch.arange(entries_GM.shape[1], device=keys_FE.device) < count_B1
@@ -155,7 +155,10 @@ def _scores(q_BIE: Tensor, weights_BI: Tensor, keys_GME: Tensor) -> Tensor:
 
 def _attend(q_BHD: Tensor, sets: list[tuple[Tensor, Tensor]], sinks_H: Tensor, scale: float) -> Tensor:
     """``[B, H, D]`` over several sets of rows, each with a list; -1 is nothing."""
-    keys = [rows.index_select(0, index.clamp(min=0).flatten()).float().view(*index.shape, -1) for rows, index in sets]
+    keys = [
+        rows.index_select(0, index.clamp(min=0).flatten()).float().view(*index.shape, rows.shape[1])
+        for rows, index in sets
+    ]
     scores = [torch.bmm(q_BHD, key_BMD.transpose(1, 2)) for key_BMD in keys]
     index_BM = torch.cat([index for _, index in sets], dim=1)
     scores_BHM = torch.cat(scores, dim=2).mul_(scale).masked_fill_((index_BM < 0)[:, None], -torch.inf)
