@@ -12,6 +12,7 @@ import msgspec
 LAST = 1
 ERROR = 2
 TOO_SLOW = 4
+GONE = 8
 
 
 def record(stream: int, payload: bytes, flags: int = 0) -> bytes:

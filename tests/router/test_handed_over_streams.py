@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import httpx
 import pytest
-from plait.http.connection_limits import WRITE_SECONDS
+from plait.http.connection_limits import HEADER_SECONDS, WRITE_SECONDS
 from plait.http.streams import MAX_BACKLOG_BYTES
 from plait_testing.front_door import Asking, Door, open_door, raw_chat
-from plait_testing.in_memory_engine import LAST, failure, record
+from plait_testing.in_memory_engine import GONE, LAST, failure, record
 
 
 class InMemorySockets:
@@ -30,7 +31,7 @@ class InMemorySockets:
 
     def hand_over(self, stream: int, socket: int, write_seconds: float) -> None:
         if not self.has_descriptors:
-            raise OSError(24, "Too many open files")
+            raise OSError("Too many open files (os error 24)")  # as the binding words it
         assert write_seconds == WRITE_SECONDS
         with self._changed:
             self.sockets[stream] = os.dup(socket)
@@ -38,8 +39,13 @@ class InMemorySockets:
 
     def release(self, stream: int) -> None:
         with self._changed:
+            self.forget(stream)
             self.released.append(stream)
             self._changed.notify_all()
+
+    def forget(self, stream: int) -> None:
+        if (socket := self.sockets.pop(stream, None)) is not None:
+            os.close(socket)
 
     def comment(self, comment: bytes) -> None:
         self.comments.append(comment)
@@ -55,8 +61,8 @@ class InMemorySockets:
             assert self._changed.wait_for(lambda: bool(self.released), timeout=60)
 
     def close(self) -> None:
-        for socket in self.sockets.values():
-            os.close(socket)
+        for stream in list(self.sockets):
+            self.forget(stream)
 
 
 @pytest.fixture
@@ -127,6 +133,47 @@ def test_a_server_without_descriptors_ends_the_stream_by_name(door: Door, socket
     door.engine.send(record(stream, b"data: 1\n\n"))
     first, last, _ = asking.answer().text.split("\n\n")
     assert first == "data: 1"
-    assert "could not open a file descriptor for this stream (Too many open files); try again later" in last
+    assert (
+        "could not open a file descriptor for this stream (Too many open files (os error 24)); try again later" in last
+    )
     sockets.wait_for_release()
     assert door.engine.aborted == sockets.released == [stream]
+
+
+def test_a_client_that_the_engine_lost_ends_the_request(door: Door, sockets: InMemorySockets) -> None:
+    with door.connect() as client:
+        client.sendall(raw_chat())
+        stream = door.wait_for(1)
+        door.engine.send(record(stream, b"data: 1\n\n"))
+        sockets.write(stream, b"data: 2\n\n")
+        sockets.forget(stream)
+        door.engine.send(record(stream, b"", LAST | GONE))
+        with suppress(ConnectionResetError):
+            while client.recv(65_536):
+                pass
+
+
+def test_a_client_that_sends_two_requests_and_leaves_ends_both(door: Door, sockets: InMemorySockets) -> None:
+    with door.connect() as client:
+        client.sendall(raw_chat() + raw_chat()[:-1])
+        stream = door.wait_for(1)
+        door.engine.send(record(stream, b"data: 1\n\n"))
+        sockets.write(stream, b"data: 2\n\n")
+        client.recv(64)
+    sockets.wait_for_release()
+    assert door.engine.aborted == sockets.released == [stream]
+
+
+def test_nothing_is_written_between_the_engines_bytes(door: Door, sockets: InMemorySockets) -> None:
+    with door.connect() as client:
+        client.sendall(raw_chat() + b"POST /v1")
+        stream = door.wait_for(1)
+        door.engine.send(record(stream, b"data: 1\n\n"))
+        sockets.write(stream, b"data: 2\n\n")
+        door.loop.skip(HEADER_SECONDS + 1)  # the second request's headers are late
+        read = b""
+        with suppress(ConnectionResetError):
+            while piece := client.recv(65_536):
+                read += piece
+    assert b" 408 " not in read
+    sockets.wait_for_release()

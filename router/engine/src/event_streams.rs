@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown};
 
 use crate::clock::since;
-use crate::output_queue::{LAST, Record, StreamId, TOO_SLOW, append_record};
+use crate::output_queue::{GONE, LAST, Record, StreamId, TOO_SLOW, append_record};
 use crate::writable::Writable;
 
 /// How far a stream has come.
@@ -22,8 +22,6 @@ enum Stage {
     Begun,
     /// What follows goes here.
     HandedOver(OwnedFd),
-    /// The client is gone. Python notices by itself.
-    Gone,
 }
 
 #[derive(Debug)]
@@ -54,6 +52,7 @@ pub struct EventStreams {
     /// Have something to send since the last [`EventStreams::send`].
     filled: FxHashSet<StreamId>,
     stalled: FxHashSet<StreamId>,
+    unread: Vec<StreamId>,
     for_python: Vec<u8>,
     writable: Writable,
 }
@@ -65,6 +64,7 @@ impl EventStreams {
             streams: FxHashMap::default(),
             filled: FxHashSet::default(),
             stalled: FxHashSet::default(),
+            unread: Vec::new(),
             for_python: Vec::new(),
             writable,
         }
@@ -78,6 +78,11 @@ impl EventStreams {
     /// Records that are Python's to write.
     pub fn for_python(&mut self) -> &mut Vec<u8> {
         &mut self.for_python
+    }
+
+    /// Streams that nobody reads any more, since the last call. Their requests must be aborted.
+    pub fn take_unread(&mut self) -> Vec<StreamId> {
+        std::mem::take(&mut self.unread)
     }
 
     /// Whether some socket takes nothing for now.
@@ -125,11 +130,11 @@ impl EventStreams {
         }
     }
 
-    /// Takes a record; false if its stream must be aborted, as its client reads too slowly.
-    pub fn take(&mut self, record: &Record<'_>) -> bool {
+    /// Takes a record.
+    pub fn take(&mut self, record: &Record<'_>) {
         let Some(open) = self.streams.get_mut(&record.stream) else {
             self.for_python.extend_from_slice(record.packed);
-            return true;
+            return;
         };
         let is_last = record.flags & LAST != 0;
         match open.take(record) {
@@ -143,11 +148,10 @@ impl EventStreams {
                 self.filled.insert(record.stream);
             }
             Taken::TooMuch => {
-                open.last = Some(too_slow(record.stream));
-                return false;
+                open.last = Some(bare_record(record.stream, TOO_SLOW));
+                self.unread.push(record.stream);
             }
         }
-        true
     }
 
     /// Sends what was added, one write a stream.
@@ -184,17 +188,19 @@ impl EventStreams {
         }
     }
 
+    /// The client is gone, or as good as that. Python may not see it: it reads nothing from a client that sent its next
+    /// request already.
     fn shut_down(&mut self, stream: StreamId) {
-        let Some(open) = self.streams.get_mut(&stream) else {
+        let Some(open) = self.streams.remove(&stream) else {
             return;
         };
-        let stage = std::mem::replace(&mut open.stage, Stage::Gone);
-        self.forget(stream, &stage);
-        if let Stage::HandedOver(socket) = stage {
+        self.forget(stream, &open.stage);
+        if let Stage::HandedOver(socket) = open.stage {
             // It may be shut down already.
             let _closed = rustix::net::shutdown(socket, Shutdown::Both);
         }
-        self.end_if_sent(stream);
+        self.for_python.extend(bare_record(stream, GONE));
+        self.unread.push(stream);
     }
 
     fn send_one(&mut self, stream: StreamId, now: Micros) {
@@ -202,7 +208,7 @@ impl EventStreams {
             return;
         };
         let Stage::HandedOver(socket) = &open.stage else {
-            return self.end_if_sent(stream);
+            return;
         };
         match send_all(socket, &mut open.unsent) {
             Ok(true) => {
@@ -210,7 +216,7 @@ impl EventStreams {
                 if self.stalled.remove(&stream) {
                     self.writable.forget(socket);
                 }
-                self.end_if_sent(stream);
+                self.end(stream);
             }
             Ok(false) => {
                 open.stalled_since.get_or_insert(now);
@@ -222,12 +228,13 @@ impl EventStreams {
         }
     }
 
-    /// Gives Python the last record if nothing stands before it.
-    fn end_if_sent(&mut self, stream: StreamId) {
-        if let Some(open) = self.streams.get_mut(&stream)
-            && open.may_end()
-            && let Some(last) = open.last.take()
-        {
+    /// Gives Python the last record, now that nothing stands before it.
+    fn end(&mut self, stream: StreamId) {
+        let last = self
+            .streams
+            .get_mut(&stream)
+            .and_then(|open| open.last.take());
+        if let Some(last) = last {
             self.for_python.extend_from_slice(&last);
             self.streams.remove(&stream);
         }
@@ -251,25 +258,17 @@ impl EventStream {
             }
             _ if self.last.is_some() => {}
             _ if record.flags & LAST != 0 => self.last = Some(record.packed.to_vec()),
-            Stage::Gone => {}
             _ if self.unsent.len() > self.max_unsent_bytes => return Taken::TooMuch,
             _ => append_chunk(&mut self.unsent, record.payload),
         }
         Taken::Kept
     }
-
-    fn may_end(&self) -> bool {
-        match self.stage {
-            Stage::Unbegun | Stage::Begun => false,
-            Stage::HandedOver(_) => self.unsent.is_empty(),
-            Stage::Gone => true,
-        }
-    }
 }
 
-fn too_slow(stream: StreamId) -> Vec<u8> {
+/// A stream's last record, without payload.
+fn bare_record(stream: StreamId, flag: u8) -> Vec<u8> {
     let mut record = Vec::new();
-    append_record(&mut record, stream, |_| ((), LAST | TOO_SLOW));
+    append_record(&mut record, stream, |_| ((), LAST | flag));
     record
 }
 

@@ -19,6 +19,8 @@ pub const LAST: u8 = 1;
 pub const ERROR: u8 = 2;
 /// Record flag: the client reads too slowly, and the stream is cut off.
 pub const TOO_SLOW: u8 = 4;
+/// Record flag: the client is gone.
+pub const GONE: u8 = 8;
 
 /// Bytes of a record before its payload: stream, flags, length.
 const HEADER_BYTES: usize = 8 + 1 + 4;
@@ -116,7 +118,7 @@ impl OutputQueue {
 pub struct Record<'a> {
     /// Whose.
     pub stream: StreamId,
-    /// [`LAST`], [`ERROR`], [`TOO_SLOW`].
+    /// [`LAST`], [`ERROR`], [`TOO_SLOW`], [`GONE`].
     pub flags: u8,
     /// Bytes for the client, or an error.
     pub payload: &'a [u8],

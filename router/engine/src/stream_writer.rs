@@ -34,7 +34,7 @@ enum WriterMail {
     },
     Release(StreamId),
     Comment(Vec<u8>),
-    /// Answer when all records from before are with Python or their sockets.
+    /// Answer when all records from before are taken.
     Sync(Sender<()>),
     Quit,
 }
@@ -101,7 +101,8 @@ impl StreamWriter {
         self.send(WriterMail::Comment(comment.to_vec()));
     }
 
-    /// Waits until all records so far are with Python or their sockets.
+    /// Waits until the writer thread has taken all records so far, and has left to Python what is Python's. Some may
+    /// wait for a socket.
     pub fn sync(&self) {
         let (done, synced) = crossbeam_channel::bounded(1);
         self.send(WriterMail::Sync(done));
@@ -156,6 +157,7 @@ impl WriterThread {
             let now = self.shared.clock.now();
             self.streams.resume(&writable, now);
             self.streams.end_stalled(now);
+            self.abort_unread();
             writable.clear();
         }
     }
@@ -171,6 +173,7 @@ impl WriterThread {
             self.take_records(&before);
         }
         self.streams.send(self.shared.clock.now());
+        self.abort_unread();
         if !self.streams.for_python().is_empty() {
             self.shared.python_queue.put(self.streams.for_python());
         }
@@ -201,9 +204,13 @@ impl WriterThread {
 
     fn take_records(&mut self, packed: &[u8]) {
         for record in records(packed) {
-            if !self.streams.take(&record) {
-                self.shared.abort(record.stream);
-            }
+            self.streams.take(&record);
+        }
+    }
+
+    fn abort_unread(&mut self) {
+        for stream in self.streams.take_unread() {
+            self.shared.abort(stream);
         }
     }
 }

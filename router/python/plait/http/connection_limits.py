@@ -10,7 +10,7 @@ import asyncio
 from typing import cast
 
 from starlette.types import Receive, Scope
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from plait.http.errors import ApiError, error_body
 
@@ -26,8 +26,8 @@ WRITE_SECONDS = 30.0
 KEEP_ALIVE_SECONDS = 30
 
 
-CONNECTION = "plait.connection"
-"""ASGI extension: the `BoundedHttp` that a request came on."""
+SOCKET = "plait.socket"
+"""ASGI extension: the `AnswerSocket` of a request."""
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -40,6 +40,10 @@ class BoundedHttp(HttpToolsProtocol):
     _in_headers = False
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
+    is_handed_over = False
+    """Somebody else writes to the socket."""
+    _requests: tuple[RequestResponseCycle, ...] = ()
+    """Those whose answers were not complete when the last one came; a client may send several at once."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection, or answer 503 if there are too many."""
@@ -52,6 +56,10 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
         self._stop_write_timer()
+        for request in self._requests:
+            if not request.response_complete:
+                request.disconnected = True
+                request.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -74,25 +82,12 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._stop_header_timer()
-        self.scope["extensions"] = cast("dict[str, dict[object, object]]", {CONNECTION: self})
         super().on_headers_complete()
-
-    @property
-    def is_plain(self) -> bool:
-        """Bytes go to the socket as they are, without TLS."""
-        return self.transport.get_extra_info("sslcontext") is None
-
-    async def free_socket(self) -> int | None:
-        """The connection's descriptor once all is written; None if it is closed."""
-        self.transport.set_write_buffer_limits(high=0)
-        try:
-            await self.flow.drain()
-        finally:
-            self.transport.set_write_buffer_limits()
-        if self.transport.is_closing():
-            return None
-        socket = self.transport.get_extra_info("socket")
-        return int(socket.fileno())
+        if self.cycle is not None:
+            under_way = (request for request in self._requests if not request.response_complete)
+            self._requests = (*under_way, self.cycle)
+            # The request's task has not run yet.
+            self.scope["extensions"] = cast("dict[str, dict[object, object]]", {SOCKET: AnswerSocket(self, self.cycle)})
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -119,6 +114,9 @@ class BoundedHttp(HttpToolsProtocol):
         super().resume_writing()
 
     def _reject(self, status: int, message: str) -> None:
+        if self.is_handed_over:
+            self.transport.abort()
+            return
         body = error_body(status, message)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + head + body)
@@ -160,6 +158,41 @@ class BoundedHttp(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+
+class AnswerSocket:
+    """The socket that one request's answer goes to."""
+
+    def __init__(self, connection: BoundedHttp, request: RequestResponseCycle) -> None:
+        self._connection = connection
+        self._request = request
+
+    @property
+    def is_plain(self) -> bool:
+        """Bytes go to it as they are, without TLS."""
+        return self._connection.transport.get_extra_info("sslcontext") is None
+
+    async def hand_over(self) -> int | None:
+        """Its descriptor once all is written, for somebody else to write to; None if it is closed."""
+        transport = self._connection.transport
+        if not transport.is_closing():
+            transport.set_write_buffer_limits(high=0)
+        await self._connection.flow.drain()
+        if transport.is_closing():
+            return None
+        transport.set_write_buffer_limits()
+        self._connection.is_handed_over = True
+        return int(transport.get_extra_info("socket").fileno())
+
+    def take_back(self) -> None:
+        """The transport writes again."""
+        self._connection.is_handed_over = False
+
+    def abort(self) -> None:
+        """The client is gone."""
+        self._request.disconnected = True
+        if not self._connection.transport.is_closing():
+            self._connection.transport.abort()
 
 
 class ClientGoneError(Exception):

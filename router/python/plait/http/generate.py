@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from plait.http.api import GenerateRequest
 from plait.http.body_reader import ServedNames
-from plait.http.connection_limits import CONNECTION, BoundedHttp, ClientGoneError, read_json_body
+from plait.http.connection_limits import SOCKET, AnswerSocket, ClientGoneError, read_json_body
 from plait.http.errors import ApiError, Headers, body_for, error_body, error_event, send_error, send_json
 from plait.http.identity import ClientIdentity
 from plait.http.key_terms import KeyTerms
@@ -49,12 +49,12 @@ class GenerateRoute:
         except ClientGoneError:
             return
         path: str = scope["path"]
-        connection = _plain_connection(scope) if request.stream else None
-        stream = self._streams.open(msgspec.json.encode(request), request.tenant, may_hand_over=connection is not None)
+        socket = _plain_socket(scope) if request.stream else None
+        stream = self._streams.open(msgspec.json.encode(request), request.tenant, may_hand_over=socket is not None)
         watch = asyncio.create_task(leave_with_client(receive, stream))
         try:
             if request.stream:
-                await _write_events(path, stream, connection, send)
+                await _write_events(path, stream, socket, send)
             else:
                 await write_whole(path, stream, send)
         finally:
@@ -69,41 +69,43 @@ async def leave_with_client(receive: Receive, stream: Stream) -> None:
     stream.leave()
 
 
-def _plain_connection(scope: Scope) -> BoundedHttp | None:
-    connection = scope.get("extensions", {}).get(CONNECTION)
-    return connection if isinstance(connection, BoundedHttp) and connection.is_plain else None
+def _plain_socket(scope: Scope) -> AnswerSocket | None:
+    socket = scope.get("extensions", {}).get(SOCKET)
+    return socket if isinstance(socket, AnswerSocket) and socket.is_plain else None
 
 
-async def _write_events(path: str, stream: Stream, connection: BoundedHttp | None, send: Send) -> None:
+async def _write_events(path: str, stream: Stream, socket: AnswerSocket | None, send: Send) -> None:
     """An event stream; a failure before its first byte still has its own status."""
     part = await stream.next()
     if isinstance(part, Failure):
         await _write_failure(path, part, send)
         return
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-    stream.takes_comments = True
+    stream.takes_comments = not stream.is_announced
     while isinstance(part, Data):
         await send({"type": "http.response.body", "body": part.payload, "more_body": not part.last})
         if part.last:
             return
-        if connection is not None and stream.is_announced:
-            part, connection = await _hand_over(stream, connection), None
-        else:
-            part = await stream.next()
+        part = await (stream.next() if socket is None or not stream.is_announced else _hand_over(stream, socket))
     if isinstance(part, Failure):
         await send({"type": "http.response.body", "body": error_event(path, part.status, part.body)})
 
 
-async def _hand_over(stream: Stream, connection: BoundedHttp) -> Data | Failure | Gone:
+async def _hand_over(stream: Stream, socket: AnswerSocket) -> Data | Failure | Gone:
     """Leave the stream's middle to the engine; its last part, which is written here."""
-    socket = await connection.free_socket()
+    descriptor = await socket.hand_over()
     try:
-        if socket is not None:
-            stream.hand_over(socket)
+        if descriptor is not None:
+            stream.hand_over(descriptor)
+        part = await stream.next()
     except OSError as error:
-        message = f"the server could not open a file descriptor for this stream ({error.strerror}); try again later"
-        return Failure(503, 1, error_body(503, message))
-    return await stream.next()
+        message = f"the server could not open a file descriptor for this stream ({error}); try again later"
+        part = Failure(503, 1, error_body(503, message))
+    finally:
+        socket.take_back()
+    if isinstance(part, Gone):
+        socket.abort()
+    return part
 
 
 async def write_whole(path: str, stream: Stream, send: Send) -> None:

@@ -26,6 +26,7 @@ _FAILURE = struct.Struct("<HH")
 _LAST = 1
 _ERROR = 2
 _TOO_SLOW = 4
+_GONE = 8
 
 
 class Data(msgspec.Struct, frozen=True):
@@ -53,7 +54,7 @@ class Record(msgspec.Struct, frozen=True):
     """One of the engine's records."""
 
     stream: int
-    part: Data | Failure
+    part: Data | Failure | Gone
 
 
 SLOW_CLIENT = Failure(
@@ -73,7 +74,9 @@ def parse_records(packed: bytes) -> Iterator[Record]:
         offset += length
 
 
-def _parse_record(flags: int, payload: bytes) -> Data | Failure:
+def _parse_record(flags: int, payload: bytes) -> Data | Failure | Gone:
+    if flags & _GONE:
+        return Gone()
     if flags & _TOO_SLOW:
         return SLOW_CLIENT
     if flags & _ERROR:
@@ -108,7 +111,7 @@ class Stream:
         self._end: Failure | Gone | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.takes_comments = False
-        """It is an event stream that has begun."""
+        """It is an event stream that has begun, and stays with Python."""
 
     async def next(self) -> Data | Failure | Gone:
         """All bytes since the last call; waits if there are none. Bytes come before the end."""
@@ -122,9 +125,9 @@ class Stream:
         self._backlog_bytes = 0
         return Data(payload, self._last)
 
-    def push(self, part: Data | Failure) -> bool:
+    def push(self, part: Data | Failure | Gone) -> bool:
         """Take one record; false if it is the engine's last."""
-        if isinstance(part, Failure):
+        if not isinstance(part, Data):
             return self._finish(part)
         if self._backlog_bytes > MAX_BACKLOG_BYTES:
             self._streams.abort(self.id)
@@ -137,7 +140,6 @@ class Stream:
 
     def hand_over(self, socket: int) -> None:
         """The engine writes what follows to `socket`, but for the last part. Write nothing there until that comes."""
-        self.takes_comments = False
         self._streams.hand_over(self.id, socket)
 
     def comment(self) -> None:
