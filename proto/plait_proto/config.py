@@ -103,6 +103,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """``auto``, or ``dummy`` for random weights of the configuration's shape."""
     dtype: str
     """``auto``, ``float32``, ``bfloat16`` or ``float16``."""
+    quantization: str
+    """``auto`` for weights as the files have them, or ``fp8`` to quantise them while they are read."""
     device: DeviceConfig
     attention: AttentionConfig
     kv_cache: KvCacheConfig

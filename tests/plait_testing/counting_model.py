@@ -63,7 +63,7 @@ class CountingModel:
     first_positions: list[int] = field(default_factory=list)
     dtype: torch.dtype = torch.float32
     weight_bytes: int = 0
-    gguf_types: frozenset[str] = frozenset()
+    quantised_types: frozenset[str] = frozenset()
     attention_specs: Sequence[AttentionSpec] = (HEADS,)
     cache_specs: Sequence[CacheSpec] = (CacheSpec("full", HEADS),)
     config: ModelConfig = field(

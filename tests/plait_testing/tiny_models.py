@@ -48,6 +48,7 @@ def config_for(model: Path, run_dir: Path, /, **changes: object) -> WorkerConfig
         "run_dir": str(run_dir),
         "load_format": "auto",
         "dtype": "float32",
+        "quantization": "auto",
         "max_model_len": 512,
         "max_batch_tokens": 2048,
         "max_seqs": 8,

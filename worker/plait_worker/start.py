@@ -212,7 +212,16 @@ def _load_model(config: WorkerConfig, device: torch.device, parallel: Parallel) 
     try:
         check_same_files(path, parallel.everyone)
         load_weights = dummy_model if config.load_format == "dummy" else load_model
-        model = load_weights(path, config.dtype, device, parallel, free_bytes, _fp8(config), config.max_model_len)
+        model = load_weights(
+            path,
+            config.dtype,
+            device,
+            parallel,
+            free_bytes,
+            _fp8(config),
+            config.max_model_len,
+            quantises=config.quantization == "fp8",
+        )
     except ModelFilesError as error:
         raise WorkerError(ExitCode.MODEL_FILES, str(error)) from error
     except ValueError as error:
@@ -269,8 +278,8 @@ def _hello(loaded: Loaded, config_bytes: bytes) -> Hello:
 
 
 def _dtype_in_words(model: Model[Any]) -> str:
-    """The model's type, and the block types of quantised weights."""
-    kinds = " and ".join(sorted(model.gguf_types))
+    """The model's type, and the types of quantised weights."""
+    kinds = " and ".join(sorted(model.quantised_types))
     return str(model.dtype).removeprefix("torch.") + (f" with {kinds} weights" if kinds else "")
 
 

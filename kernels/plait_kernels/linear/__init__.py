@@ -1,12 +1,18 @@
 """GEMM and GEMV with weights of every format; one protocol for the matrices that hold them."""
 
 from plait_kernels.linear.cpu import CpuMatrix, GgufMatrix, PanelMatrix, can_pack
+from plait_kernels.linear.fp8 import Fp8Rows, Fp8Weight
+from plait_kernels.linear.fp8_matrix import Fp8Matrix, fp8_unsupported_reason, silu_mul_matmul
 from plait_kernels.linear.gemm import (
+    fp8_gemm,
     gate_up_silu,
     gemv,
+    quantise_rows,
     rmsnorm_gate_up_silu,
     rmsnorm_gemv,
+    rmsnorm_quantise,
     rmsnorm_router_gemv,
+    silu_mul_quantise,
     skinny_gemm,
 )
 from plait_kernels.linear.gemm_tuning import Tile, tiles_for, tiles_of, tuning_file
@@ -26,6 +32,9 @@ __all__ = [
     "DENSE",
     "CpuMatrix",
     "ExactOnGpu",
+    "Fp8Matrix",
+    "Fp8Rows",
+    "Fp8Weight",
     "GgufMatrix",
     "GgufWeight",
     "GpuMatrix",
@@ -36,12 +45,18 @@ __all__ = [
     "can_pack",
     "dense_matrix",
     "exact_matrix",
+    "fp8_gemm",
+    "fp8_unsupported_reason",
     "gate_up_silu",
     "gemv",
     "is_copy",
+    "quantise_rows",
     "rmsnorm_gate_up_silu",
     "rmsnorm_gemv",
+    "rmsnorm_quantise",
     "rmsnorm_router_gemv",
+    "silu_mul_matmul",
+    "silu_mul_quantise",
     "skinny_gemm",
     "tiles_for",
     "tiles_of",

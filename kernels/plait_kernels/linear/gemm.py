@@ -1,10 +1,11 @@
-"""GEMMs of one row or a few, with what is fused into them. Shapes: N rows, I inputs, O outputs."""
+"""GEMMs of one row or a few, and of FP8, with what is fused into them. Shapes: N rows, I inputs, O outputs."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from plait_kernels.backends import Backend, Op, on_device
+from plait_kernels.linear.fp8 import Fp8Rows, Fp8Weight
 from plait_kernels.linear.gemm_tuning import Tile
 from plait_kernels.linear.reference import RowNorm
 
@@ -18,28 +19,34 @@ _rmsnorm_gate_up_silu = Op(_FAMILY, "rmsnorm_gate_up_silu", _GEMV, _REFERENCE)
 _rmsnorm_router_gemv = Op(
     _FAMILY, "rmsnorm_router_gemv", Backend("router_gemv_triton", (on_device("cuda"),)), _REFERENCE
 )
+_FP8 = Backend("fp8_quantise_triton", (on_device("cuda"),))
+_FP8_REFERENCE = Backend("fp8_reference")
+_quantise_rows = Op(_FAMILY, "quantise_rows", _FP8, _FP8_REFERENCE)
+_rmsnorm_quantise = Op(_FAMILY, "rmsnorm_quantise", _FP8, _FP8_REFERENCE)
+_silu_mul_quantise = Op(_FAMILY, "silu_mul_quantise", _FP8, _FP8_REFERENCE)
+_fp8_gemm = Op(_FAMILY, "fp8_gemm", Backend("fp8_gemm_triton", (on_device("cuda"),)), _FP8_REFERENCE)
 _skinny_gemm = Op(_FAMILY, "skinny_gemm", Backend("skinny_gemm_triton", (on_device("cuda"),)), _REFERENCE)
 
 
-def gemv(x_1I: Tensor, weight_OI: Tensor, out_1O: Tensor | None = None) -> Tensor:
+def gemv(x_1I: Tensor, weight_OI: Tensor | Fp8Weight, out_1O: Tensor | None = None) -> Tensor:
     """``x @ weight^T`` of shape ``[1, O]`` in the dtype of ``x``, summed in float32; written to ``out_1O`` if given."""
     given_1O: Tensor = _gemv(x_1I)(x_1I, weight_OI, out_1O)
     return given_1O
 
 
-def rmsnorm_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+def rmsnorm_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor | Fp8Weight) -> tuple[Tensor, Tensor]:
     """``rms_norm(x + residual) @ weight^T`` of shape ``[1, O]``, and ``x + residual``."""
     out_1O, sum_1I = _rmsnorm_gemv(x_1I)(x_1I, norm, weight_OI)
     return out_1O, sum_1I
 
 
-def gate_up_silu(x_1I: Tensor, gate_up_OI: Tensor) -> Tensor:
+def gate_up_silu(x_1I: Tensor, gate_up_OI: Tensor | Fp8Weight) -> Tensor:
     """``silu(gate) * up`` of the two halves of ``gemv``'s output, ``[1, O / 2]``."""
     gated_1O: Tensor = _gate_up_silu(x_1I)(x_1I, gate_up_OI)
     return gated_1O
 
 
-def rmsnorm_gate_up_silu(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor) -> tuple[Tensor, Tensor]:
+def rmsnorm_gate_up_silu(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor | Fp8Weight) -> tuple[Tensor, Tensor]:
     """``silu(gate) * up`` of the two halves of ``rmsnorm_gemv``'s output, ``[1, O / 2]``, and ``x + residual``."""
     gated_1O, sum_1I = _rmsnorm_gate_up_silu(x_1I)(x_1I, norm, gate_up_OI)
     return gated_1O, sum_1I
@@ -57,4 +64,28 @@ def skinny_gemm(x_NI: Tensor, weight_OI: Tensor, tile: Tile, out_NO: Tensor | No
     ``tile`` is one that ``tiles_of`` gives for so many rows.
     """
     given_NO: Tensor = _skinny_gemm(x_NI)(x_NI, weight_OI, tile, out_NO)
+    return given_NO
+
+
+def quantise_rows(x_NI: Tensor, *, is_grouped: bool) -> Fp8Rows:
+    """``x`` in FP8, with a scale for each 128 elements or for each row; a row of zeros has scale 0."""
+    rows: Fp8Rows = _quantise_rows(x_NI)(x_NI, is_grouped=is_grouped)
+    return rows
+
+
+def rmsnorm_quantise(x_NI: Tensor, norm: RowNorm, *, is_grouped: bool) -> tuple[Fp8Rows, Tensor]:
+    """``rms_norm(x + residual)`` in FP8, and ``x + residual``; the norm's residual has as many rows as ``x``."""
+    rows, sum_NI = _rmsnorm_quantise(x_NI)(x_NI, norm, is_grouped=is_grouped)
+    return rows, sum_NI
+
+
+def silu_mul_quantise(gate_up_N2I: Tensor, *, is_grouped: bool) -> Fp8Rows:
+    """``silu(gate) * up`` of the two halves of the last dimension, in FP8."""
+    rows: Fp8Rows = _silu_mul_quantise(gate_up_N2I)(gate_up_N2I, is_grouped=is_grouped)
+    return rows
+
+
+def fp8_gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Tile, out_NO: Tensor) -> Tensor:
+    """``x @ weight^T``, written to ``out_NO``; rows are grouped if the weights have blocks."""
+    given_NO: Tensor = _fp8_gemm(out_NO)(rows, weight, tile, out_NO)
     return given_NO

@@ -9,11 +9,14 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from plait_kernels.linear.fp8 import Fp8Weight
 
 MAX_TILES = 8192
 _MEASURED = {(9, 0): "h200"}
@@ -48,13 +51,46 @@ def tiles_of(weight_OI: Tensor) -> dict[int, Tile]:
 
 def tiles_for(device_name: str, capability: tuple[int, int], num_outputs: int, num_inputs: int) -> dict[int, Tile]:
     """The same for a bfloat16 matrix on a GPU of this name and compute capability."""
-    by_max_rows = _load_tuning_table(device_name, capability).get(f"{num_outputs}x{num_inputs}", {})
+    return _tiles_in(_load_tuning_table(device_name, capability).get(f"{num_outputs}x{num_inputs}", {}))
+
+
+def _tiles_in(by_max_rows: Mapping[str, Sequence[int]]) -> dict[int, Tile]:
+    """For each number of rows from 2 on, from those of the most rows."""
     least, found = 2, dict[int, Tile]()
     for most in _MAX_ROWS:
         if str(most) in by_max_rows:
             found |= dict.fromkeys(range(least, most + 1), Tile(*by_max_rows[str(most)]))
         least = most + 1
     return found
+
+
+FP8_TILE = Tile(128, 128, 1, 3, 8)
+"""For matrices and numbers of rows that cuBLASLt does not take."""
+_FEW_PROGRAMS = 264
+"""Two for each multiprocessor of an H200."""
+
+
+def fp8_tiles_of(weight: Fp8Weight) -> dict[int, Tile]:
+    """For each number of rows from 2 to 64, the tile of our FP8 GEMM: measured, or by the number of programs."""
+    device = weight.stored_OI.device
+    found = dict.fromkeys(range(2, _MAX_ROWS[-1] + 1), _fp8_tile(*weight.shape))
+    if device.type == "cuda":
+        names = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+        found |= _tiles_in(_load_tuning_table(*names).get(fp8_key(weight), {}))
+    return found
+
+
+def fp8_key(weight: Fp8Weight) -> str:
+    """Of its tiles in the table."""
+    num_outputs, num_inputs = weight.shape
+    return f"{'fp8 blocks' if weight.block_rows else 'fp8'} {num_outputs}x{num_inputs}"
+
+
+def _fp8_tile(num_outputs: int, num_inputs: int) -> Tile:
+    splits = 1
+    while splits < 8 and num_outputs // 64 * splits < _FEW_PROGRAMS and num_inputs % (256 * splits) == 0:
+        splits *= 2
+    return Tile(64, 128, splits, 4, 4)
 
 
 def tuning_file(device_name: str) -> Path:

@@ -3,7 +3,7 @@
 cuBLAS pads the row to a tile and, for tall matrices, adds partial sums in a second kernel; on an H200 that takes 1.04
 (24576 x 4096) to 1.18 (4096 x 4096) times as long. With the norm before it fused, each program reads the whole input
 once more, from the L2 cache, and a kernel is saved; the fused gate saves another. A program loads its first weights
-before it waits for the previous kernel (PDL).
+before it waits for the previous kernel (PDL). FP8 weights are multiplied by the row as it is, which is not quantised.
 
 Shapes: I inputs, O outputs.
 """
@@ -18,6 +18,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from plait_kernels.linear import fp8_gemv_cuda
+from plait_kernels.linear.fp8 import GROUP, Fp8Weight
 from plait_kernels.linear.reference import RowNorm
 from plait_kernels.pdl import pdl_launch
 
@@ -31,28 +33,28 @@ class _Tile:
     num_warps: int
 
 
-def gemv(x_1I: Tensor, weight_OI: Tensor, out_1O: Tensor | None = None) -> Tensor:
+def gemv(x_1I: Tensor, weight_OI: Tensor | Fp8Weight, out_1O: Tensor | None = None) -> Tensor:
     """See ``plait_kernels.linear.gemv``; all contiguous."""
     out_1O = x_1I.new_empty(1, weight_OI.shape[0]) if out_1O is None else out_1O
     _launch(x_1I, None, weight_OI, out_1O, x_1I, is_gated=False)
     return out_1O
 
 
-def rmsnorm_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+def rmsnorm_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor | Fp8Weight) -> tuple[Tensor, Tensor]:
     """See ``plait_kernels.linear.rmsnorm_gemv``; all contiguous."""
     out_1O, sum_1I = x_1I.new_empty(1, weight_OI.shape[0]), torch.empty_like(x_1I)
     _launch(x_1I, norm, weight_OI, out_1O, sum_1I, is_gated=False)
     return out_1O, sum_1I
 
 
-def gate_up_silu(x_1I: Tensor, gate_up_OI: Tensor) -> Tensor:
+def gate_up_silu(x_1I: Tensor, gate_up_OI: Tensor | Fp8Weight) -> Tensor:
     """See ``plait_kernels.linear.gate_up_silu``; all contiguous."""
     out_1O = x_1I.new_empty(1, gate_up_OI.shape[0] // 2)
     _launch(x_1I, None, gate_up_OI, out_1O, x_1I, is_gated=True)
     return out_1O
 
 
-def rmsnorm_gate_up_silu(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor) -> tuple[Tensor, Tensor]:
+def rmsnorm_gate_up_silu(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor | Fp8Weight) -> tuple[Tensor, Tensor]:
     """See ``plait_kernels.linear.rmsnorm_gate_up_silu``; all contiguous."""
     out_1O, sum_1I = x_1I.new_empty(1, gate_up_OI.shape[0] // 2), torch.empty_like(x_1I)
     _launch(x_1I, norm, gate_up_OI, out_1O, sum_1I, is_gated=True)
@@ -60,15 +62,20 @@ def rmsnorm_gate_up_silu(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor) -> tup
 
 
 def _launch(
-    x_1I: Tensor, norm: RowNorm | None, weight_OI: Tensor, out_1O: Tensor, sum_1I: Tensor, *, is_gated: bool
+    x_1I: Tensor, norm: RowNorm | None, weight_OI: Tensor | Fp8Weight, out_1O: Tensor, sum_1I: Tensor, *, is_gated: bool
 ) -> None:
     num_outputs, num_inputs = out_1O.shape[1], x_1I.shape[1]
-    tile = _tile(num_inputs, is_gated=is_gated, has_norm=norm is not None)
+    fp8 = weight_OI if isinstance(weight_OI, Fp8Weight) else None
+    if fp8 is not None and x_1I.dtype == torch.bfloat16 and fp8_gemv_cuda.can_run(fp8):
+        fp8_gemv_cuda.launch(x_1I, norm, fp8, out_1O, sum_1I, is_gated=is_gated)
+        return
+    tile = _fp8_tile(num_inputs, fp8, is_gated=is_gated) if fp8 else _tile(num_inputs, is_gated, norm is not None)
     _gemv_kernel[(triton.cdiv(num_outputs, tile.outputs),)](
         x_1I,
         norm.residual_1I if norm else x_1I,
         norm.weight_I if norm else x_1I,
-        weight_OI,
+        fp8.stored_OI if fp8 else weight_OI,
+        fp8.scale if fp8 else x_1I,
         sum_1I,
         out_1O,
         num_outputs,
@@ -79,12 +86,15 @@ def _launch(
         INPUTS=tile.inputs,
         HAS_NORM=norm is not None,
         IS_GATED=is_gated,
+        IS_SCALED=fp8 is not None and not fp8.block_rows,
+        BLOCK_ROWS=fp8.block_rows if fp8 else 0,
+        GROUP=GROUP,
         num_warps=tile.num_warps,
         **pdl_launch(x_1I),
     )
 
 
-def _tile(num_inputs: int, *, is_gated: bool, has_norm: bool) -> _Tile:
+def _tile(num_inputs: int, is_gated: bool, has_norm: bool) -> _Tile:
     """The fastest of 13 on an H200 for a model of 4096 x 12288 (us; in brackets the floor at 4.28 TB/s).
 
     Gated 46.9 (47.0), after a norm 15.3 (11.8), plain 9.5 (7.8) and 24.2 (23.5).
@@ -96,12 +106,18 @@ def _tile(num_inputs: int, *, is_gated: bool, has_norm: bool) -> _Tile:
     return _Tile(2, 1024, 4)
 
 
+def _fp8_tile(num_inputs: int, weight: Fp8Weight, *, is_gated: bool) -> _Tile:
+    inputs = min(4096, triton.next_power_of_2(num_inputs))
+    return _Tile(2, inputs, 8 if is_gated else 4)
+
+
 @triton.jit
 def _gemv_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     residual_ptr,
     norm_ptr,
     weight_ptr,
+    scale_ptr,
     sum_ptr,
     out_ptr,
     num_outputs,
@@ -112,6 +128,9 @@ def _gemv_kernel(  # type: ignore[no-untyped-def]
     INPUTS: tl.constexpr,
     HAS_NORM: tl.constexpr,
     IS_GATED: tl.constexpr,
+    IS_SCALED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -126,6 +145,7 @@ def _gemv_kernel(  # type: ignore[no-untyped-def]
     sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
     up_sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
     squares = tl.zeros([INPUTS], tl.float32)
+    NUM_GROUPS: tl.constexpr = (NUM_INPUTS + GROUP - 1) // GROUP
     for begin in tl.static_range(0, NUM_INPUTS, INPUTS):
         at = begin + column
         if begin > 0:
@@ -139,14 +159,32 @@ def _gemv_kernel(  # type: ignore[no-untyped-def]
             x = total.to(tl.float32)
             squares += x * x
             x *= _input_of(norm_ptr, at, NUM_INPUTS, IS_EVEN)
-        sums += weight.to(tl.float32) * x[None, :]
-        if IS_GATED:
-            up_sums += up.to(tl.float32) * x[None, :]
+        if BLOCK_ROWS > 0:  # a program's outputs lie in one block
+            scale_at = scale_ptr + tl.program_id(0) * OUTPUTS // BLOCK_ROWS * NUM_GROUPS + at // GROUP
+            is_input = at < NUM_INPUTS
+            up_x = x
+            if IS_GATED:
+                up_scale_at = scale_at + num_outputs // BLOCK_ROWS * NUM_GROUPS
+                up_x = x * tl.load(up_scale_at, mask=is_input, other=0.0)
+            x *= tl.load(scale_at, mask=is_input, other=0.0)
+            sums += weight.to(tl.float32) * x[None, :]
+            if IS_GATED:
+                up_sums += up.to(tl.float32) * up_x[None, :]
+        else:
+            sums += weight.to(tl.float32) * x[None, :]
+            if IS_GATED:
+                up_sums += up.to(tl.float32) * x[None, :]
     # The norm's factor is the same for all inputs: it is applied to their sum.
     scale = tl.rsqrt(tl.sum(squares, axis=0) / NUM_INPUTS + eps) if HAS_NORM else 1.0
     out = tl.sum(sums, axis=1) * scale
+    gated = tl.sum(up_sums, axis=1) * scale
+    if IS_SCALED:
+        is_output = output < num_outputs
+        out *= tl.load(scale_ptr + output, mask=is_output, other=0.0)
+        if IS_GATED:
+            gated *= tl.load(scale_ptr + num_outputs + output, mask=is_output, other=0.0)
     if IS_GATED:
-        out = out * tl.sigmoid(out) * (tl.sum(up_sums, axis=1) * scale)
+        out = out * tl.sigmoid(out) * gated
     tl.store(out_ptr + output, out.to(out_ptr.dtype.element_ty), mask=output < num_outputs)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plait_kernels.backends import Backend, Op, above, of_dtype, on_device, up_to
 from plait_kernels.moe.cpu import can_pack_experts, dense_experts
+from plait_kernels.moe.fp8_experts import Fp8Experts, stack_fp8
 from plait_kernels.moe.parts import MAX_INDEXED, MAX_LISTED, ExpertStack, RowParts
 from plait_kernels.moe.reference import softmax_top_k
 from plait_kernels.moe.routing import GroupLimit, Routing, sigmoid_group_top_k, softmax_group_top_k
@@ -71,6 +72,7 @@ def route(logits_TE: Tensor, bias_E: Tensor | None, routing: Routing) -> tuple[T
 __all__ = [
     "ExpertStack",
     "Experts",
+    "Fp8Experts",
     "GroupLimit",
     "Routing",
     "RowParts",
@@ -80,4 +82,5 @@ __all__ = [
     "sigmoid_group_top_k",
     "softmax_group_top_k",
     "softmax_top_k",
+    "stack_fp8",
 ]

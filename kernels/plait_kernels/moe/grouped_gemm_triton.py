@@ -69,24 +69,24 @@ def expert_parts(
     num_tokens, top_k = experts_TK.shape
     num_experts, hidden_size, width = down_EHI.shape
     tiles = tiles_for(num_pairs_per_expert, width)
-    lists = (*_list_pairs(experts_TK, num_experts), num_tokens)
+    lists = (*list_pairs(experts_TK, num_experts), num_tokens)
     gated_NI = x_TH.new_empty(num_tokens * top_k, width)
     parts_NH = x_TH.new_empty(num_tokens * top_k, hidden_size)
     sizes = {"HIDDEN": hidden_size, "WIDTH": width}
-    _gate_up_grouped_kernel[_grid(tiles.gate_up, width, num_experts, num_tokens)](
-        x_TH, gate_up_EJH, gated_NI, *lists, TOP_K=top_k, **sizes, **_launch(tiles.gate_up, x_TH)
+    _gate_up_grouped_kernel[grouped_grid(tiles.gate_up, width, num_experts, num_tokens)](
+        x_TH, gate_up_EJH, gated_NI, *lists, TOP_K=top_k, **sizes, **launch_options(tiles.gate_up, x_TH)
     )
-    _down_grouped_kernel[_grid(tiles.down, hidden_size, num_experts, num_tokens)](
-        gated_NI, down_EHI, parts_NH, *lists, **sizes, **_launch(tiles.down, x_TH)
+    _down_grouped_kernel[grouped_grid(tiles.down, hidden_size, num_experts, num_tokens)](
+        gated_NI, down_EHI, parts_NH, *lists, **sizes, **launch_options(tiles.down, x_TH)
     )
     return parts_NH
 
 
-def _grid(tile: Tile, num_outputs: int, num_experts: int, num_tokens: int) -> tuple[int, int]:
+def grouped_grid(tile: Tile, num_outputs: int, num_experts: int, num_tokens: int) -> tuple[int, int]:
     return triton.cdiv(num_outputs, tile.outputs), num_experts * triton.cdiv(num_tokens, tile.rows)
 
 
-def _launch(tile: Tile, like: Tensor) -> dict[str, int | bool]:
+def launch_options(tile: Tile, like: Tensor) -> dict[str, int | bool]:
     cut = {"ROWS": tile.rows, "OUTPUTS": tile.outputs, "INPUTS": tile.inputs}
     return {**cut, "num_warps": tile.num_warps, "num_stages": tile.num_stages, **pdl_launch(like)}
 
@@ -109,7 +109,7 @@ def combine(parts_NH: Tensor, weights_TK: Tensor, out_TH: Tensor, index_N: Tenso
     )
 
 
-def _list_pairs(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+def list_pairs(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     """Each expert's pairs in order, ``[E, T]``, and their number, ``[E]``; both int32."""
     num_tokens = experts_TK.shape[0]
     lists_ET = torch.empty(num_experts, num_tokens, dtype=torch.int32, device=experts_TK.device)
@@ -150,7 +150,7 @@ def _list_pairs_by_expert_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _own_tile(counts_ptr, num_tokens, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+def own_tile(counts_ptr, num_tokens, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
     """A program's expert, the first of its rows in the expert's list, and how long that is."""
     tiles = (num_tokens + ROWS - 1) // ROWS
     expert, first = tl.program_id(1) // tiles, tl.program_id(1) % tiles * ROWS
@@ -158,7 +158,7 @@ def _own_tile(counts_ptr, num_tokens, ROWS: tl.constexpr):  # type: ignore[no-un
 
 
 @triton.jit
-def _own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+def own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
     """The pairs of those rows, and which of them there are."""
     entry = first + tl.arange(0, ROWS)
     is_entry = entry < count
@@ -183,9 +183,9 @@ def _gate_up_grouped_kernel(  # type: ignore[no-untyped-def]
     PDL: tl.constexpr,
 ):
     pdl_wait(PDL)
-    expert, first, count = _own_tile(counts_ptr, num_tokens, ROWS)
+    expert, first, count = own_tile(counts_ptr, num_tokens, ROWS)
     if first < count:
-        pair, is_entry = _own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS)
+        pair, is_entry = own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS)
         output, column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, INPUTS)
         is_output = output < WIDTH
         x_at = x_ptr + (pair // TOP_K)[:, None] * HIDDEN + column[None, :]
@@ -219,9 +219,9 @@ def _down_grouped_kernel(  # type: ignore[no-untyped-def]
     PDL: tl.constexpr,
 ):
     pdl_wait(PDL)
-    expert, first, count = _own_tile(counts_ptr, num_tokens, ROWS)
+    expert, first, count = own_tile(counts_ptr, num_tokens, ROWS)
     if first < count:
-        pair, is_entry = _own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS)
+        pair, is_entry = own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS)
         output, column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, INPUTS)
         is_output = output < HIDDEN
         gated_at = gated_ptr + pair[:, None] * WIDTH + column[None, :]

@@ -124,6 +124,13 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
             "bfloat16 a CPU keeps a GGUF's weights quantised"
         ),
     ] = "auto"
+    quantization: Annotated[
+        Literal["auto", "fp8"],
+        Setting(
+            "auto takes the weights as the files have them; fp8 makes 16-bit weights FP8 (e4m3, one scale an output) "
+            "while it reads them, on a Hopper GPU"
+        ),
+    ] = "auto"
     load_format: Annotated[
         Literal["auto", "dummy"],
         Setting("auto reads the model's weights; dummy makes random ones from the configuration alone"),

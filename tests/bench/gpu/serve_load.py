@@ -110,7 +110,7 @@ class Bench:
     def score(self) -> Iterator[Ran]:
         """Score the streams of every load again, by one plain server in a process of its own."""
         limits = ("--max-seqs", f"{MAX_SEQS}", "--max-batch-tokens", f"{MAX_BATCH_TOKENS}")
-        with self.serving("rescore", *limits, *SERVE_FLAGS) as server:
+        with self.serving("rescore", *limits, *SERVE_FLAGS, *self._weight_flags()) as server:
             for ran in self.runs:
                 if ran.streams and not ran.case.is_drawn:
                     ran.gaps = rescore(server.url, self.model.name, ran.streams)
@@ -128,6 +128,13 @@ class Bench:
             yield server
         finally:
             server.stop()
+
+    def _weight_flags(self) -> Sequence[str]:
+        """Of the serve flags those that change the weights."""
+        return ("--quantization", "fp8") if "fp8" in self._value_of("--quantization") else ()
+
+    def _value_of(self, flag: str) -> Sequence[str]:
+        return [value for name, value in itertools.pairwise(self.serve_flags) if name == flag]
 
     def _load_flags(self) -> Sequence[str]:
         has_files = any(self.model.glob("*.safetensors"))

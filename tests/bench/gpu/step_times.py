@@ -120,6 +120,7 @@ def open_rank(
         device=DeviceConfig(device="cuda", cuda_graphs=graphs, cuda_graph_max_bs=512, custom_all_reduce=True),
         attention=AttentionConfig(attention_backend=attention, mla_context_chunk_size=4096),
         load_format="dummy",
+        quantization="auto",
         dtype="bfloat16",
         kv_cache=KvCacheConfig(kv_cache_dtype=kv_cache_dtype, k_scale=1.0, v_scale=1.0),
         pages=PageConfig(page_size=PAGE_SIZE, num_pages=num_pages, memory_fraction=None),

@@ -65,6 +65,12 @@ class Source:
     def gguf_bytes(self, _name: str) -> None:
         """None is stored so."""
 
+    def fp8_weight(self, _name: str) -> None:
+        """None is stored so."""
+
+    def fp8_bytes(self, _name: str) -> None:
+        """None is stored so."""
+
 
 def config_of() -> ModelConfig:
     fields = {"vocab_size": 8, "hidden_size": SIZE, "num_hidden_layers": 1, "num_attention_heads": 1}

@@ -137,8 +137,8 @@ def check_kept_matrices(path: Path, kinds: set[str], hidden_size: int) -> None:
     kept, rounded = (load_model(path, dtype, torch.device("cpu"), Parallel()) for dtype in ("auto", "bfloat16"))
     assert isinstance(kept, MhaDecoder)
     assert isinstance(rounded, MhaDecoder)
-    assert rounded.gguf_types == set()
-    assert kept.gguf_types == (kinds if kept.dtype == torch.bfloat16 else set())
+    assert rounded.quantised_types == set()
+    assert kept.quantised_types == (kinds if kept.dtype == torch.bfloat16 else set())
     for ours, theirs in zip(kept.blocks, rounded.blocks, strict=True):
         for name in ("attention.qkv", "attention.output", "mlp.gate_up", "mlp.down"):
             one, other = (attrgetter(name)(block).multiply for block in (ours, theirs))
@@ -154,7 +154,7 @@ def bytes_to_load(path: Path) -> int:
     """What is held in the end, and the largest tensor once more: a matrix is there twice until it is in panels."""
     model = load_model(path, "auto", CPU, Parallel())
     checkpoint = open_checkpoint(path)
-    formats = checkpoint.formats if model.gguf_types else ()
+    formats = checkpoint.formats if model.quantised_types else ()
     source = Weights(checkpoint.source, model.dtype, CPU, formats=formats)
     return model.weight_bytes + max(source.least_bytes(()).values())
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from plait_kernels.activation import silu_mul
+from plait_kernels.linear import silu_mul_matmul
 from torch import Tensor
 
 from plait_worker.expert_parallel import GroupExperts
@@ -34,7 +34,7 @@ class GatedMlp:
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """``[T, D]``, this rank's partial sum."""
-        return self.down(silu_mul(self.gate_up(x_TD)))
+        return silu_mul_matmul(self.gate_up(x_TD), self.down.multiply)
 
     def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: BlockNorm) -> tuple[Summand, Tensor]:
         """The same for ``norm(x + residual)``; also returns that sum."""

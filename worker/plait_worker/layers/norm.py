@@ -59,7 +59,11 @@ class BlockNorm(RmsNorm):
 
     def fuses_row(self, partial_ND: Summand) -> TypeGuard[Tensor]:
         """Whether this may be part of a GEMV: for one row, whose sum is complete on this rank."""
-        return isinstance(partial_ND, Tensor) and partial_ND.shape[0] == 1 and self.parallel.world == 1
+        return self.is_own(partial_ND) and partial_ND.shape[0] == 1
+
+    def is_own(self, partial_ND: Summand) -> TypeGuard[Tensor]:
+        """Whether the sum is complete on this rank."""
+        return isinstance(partial_ND, Tensor) and self.parallel.world == 1
 
 
 @dataclass(frozen=True, slots=True)

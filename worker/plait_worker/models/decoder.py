@@ -64,7 +64,7 @@ class Decoder(Generic[PreparedT]):
         )
         self.rope = Rope(config.rope, config.head_dim, weights.device)
         self.weight_bytes = weights.held.num_bytes
-        self.gguf_types = frozenset(weights.held.gguf_types)
+        self.quantised_types = frozenset(weights.held.quantised_types)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, attention: Sequence[PreparedT]) -> Tensor:

@@ -12,8 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from plait_kernels.activation import silu_mul
-from plait_kernels.linear import GpuMatrix, Matrix, RowNorm, gate_up_silu, rmsnorm_gate_up_silu, rmsnorm_gemv
+from plait_kernels.linear import (
+    Fp8Matrix,
+    GpuMatrix,
+    Matrix,
+    RowNorm,
+    gate_up_silu,
+    rmsnorm_gate_up_silu,
+    rmsnorm_gemv,
+    silu_mul_matmul,
+)
 from plait_kernels.rope import HeadNorm, rotate_and_store
 from torch import Tensor
 
@@ -32,16 +40,16 @@ class FusedBlock:
     """A dense block's weights, shared with its layers."""
 
     attention_norm: BlockNorm
-    qkv: GpuMatrix
+    qkv: GpuMatrix | Fp8Matrix
     num_heads: int
     """H."""
     head_dim: int
     """E."""
     head_norm: HeadNorm | None
-    output: GpuMatrix
+    output: GpuMatrix | Fp8Matrix
     mlp_norm: BlockNorm
-    gate_up: GpuMatrix
-    down: GpuMatrix
+    gate_up: GpuMatrix | Fp8Matrix
+    down: GpuMatrix | Fp8Matrix
 
     def forward(
         self, x_TD: Tensor, residual_TD: Tensor, step: Step[SlotMappedStep], pages: Tensor
@@ -49,11 +57,14 @@ class FusedBlock:
         """The MLP's output and the residual stream; the next norm adds the two."""
         qkv_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, self.attention_norm, self.qkv)
         x_TD = self.output(self.attend(qkv_TO, step, pages))
-        gated_TO, residual_TD = _rmsnorm_gate_up(x_TD, residual_TD, self.mlp_norm, self.gate_up)
-        return self.down(gated_TO), residual_TD
+        if x_TD.shape[0] == 1:
+            gated_1O, residual_TD = _rmsnorm_gate_up(x_TD, residual_TD, self.mlp_norm, self.gate_up)
+            return self.down(gated_1O), residual_TD
+        gate_up_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, self.mlp_norm, self.gate_up)
+        return silu_mul_matmul(gate_up_TO, self.down), residual_TD
 
     @property
-    def projection(self) -> GpuMatrix:
+    def projection(self) -> GpuMatrix | Fp8Matrix:
         """See ``HalvedBlock``."""
         return self.qkv
 
@@ -69,7 +80,7 @@ class FusedBlock:
     @property
     def mlp(self) -> Callable[[Tensor], Tensor]:
         """See ``HalvedBlock``."""
-        return lambda x_TD: self.down(silu_mul(self.gate_up(x_TD)))
+        return lambda x_TD: silu_mul_matmul(self.gate_up(x_TD), self.down)
 
 
 class FusedStack:
@@ -105,7 +116,7 @@ def _fused_block(block: Block[StepAttention]) -> FusedBlock | None:
     if attention.output.has_bias or mlp.down.has_bias:  # which rank 0 alone holds
         return None
     matrices = [layer.multiply for layer in (attention.qkv, attention.output, mlp.gate_up, mlp.down)]
-    plain = [matrix for matrix in matrices if isinstance(matrix, GpuMatrix) and matrix.bias_O is None]
+    plain = [each for each in matrices if isinstance(each, GpuMatrix | Fp8Matrix) and each.bias_O is None]
     if len(plain) < len(matrices):
         return None
     qkv, output, gate_up, down = plain
@@ -130,17 +141,20 @@ def _head_norm(attention: GqaAttention) -> HeadNorm | None:
 
 def rmsnorm_matmul(x_TD: Summand, residual_TD: Tensor, norm: BlockNorm, matrix: Matrix) -> tuple[Tensor, Tensor]:
     """The GEMM of the sum's norm, ``[T, O]``, and the sum; one kernel for one row on a GPU."""
-    if norm.fuses_row(x_TD) and isinstance(matrix, GpuMatrix) and matrix.bias_O is None:
-        return rmsnorm_gemv(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
+    row_norm = RowNorm(residual_TD, norm.weight_D, norm.eps)
+    if norm.fuses_row(x_TD) and isinstance(matrix, GpuMatrix | Fp8Matrix) and matrix.bias_O is None:
+        return rmsnorm_gemv(x_TD, row_norm, matrix.weight_OI)
+    if norm.is_own(x_TD) and isinstance(matrix, Fp8Matrix) and x_TD.shape[0] > 1:
+        return matrix.rmsnorm_matmul(x_TD, row_norm)
     normed_TD, residual_TD = norm.add(x_TD, residual_TD)
     return matrix(normed_TD), residual_TD
 
 
-def _rmsnorm_gate_up(x_TD: Tensor, residual_TD: Tensor, norm: BlockNorm, matrix: GpuMatrix) -> tuple[Tensor, Tensor]:
-    """The same followed by the gate: ``[T, O / 2]``."""
-    if norm.fuses_row(x_TD):
-        return rmsnorm_gate_up_silu(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
-    normed_TD, residual_TD = norm.add(x_TD, residual_TD)
-    if normed_TD.shape[0] == 1:
-        return gate_up_silu(normed_TD, matrix.weight_OI), residual_TD
-    return silu_mul(matrix(normed_TD)), residual_TD
+def _rmsnorm_gate_up(
+    x_1D: Tensor, residual_1D: Tensor, norm: BlockNorm, matrix: GpuMatrix | Fp8Matrix
+) -> tuple[Tensor, Tensor]:
+    """The same for one row, followed by the gate: ``[1, O / 2]``."""
+    if norm.fuses_row(x_1D):
+        return rmsnorm_gate_up_silu(x_1D, RowNorm(residual_1D, norm.weight_D, norm.eps), matrix.weight_OI)
+    normed_1D, residual_1D = norm.add(x_1D, residual_1D)
+    return gate_up_silu(normed_1D, matrix.weight_OI), residual_1D

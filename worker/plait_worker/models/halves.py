@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol
 
 import torch
-from plait_kernels.linear import GpuMatrix
+from plait_kernels.linear import Fp8Matrix, GpuMatrix
 from torch import Tensor
 
 from plait_worker.cache import KVCache
@@ -33,7 +33,7 @@ class HalvedBlock(Protocol[PreparedT]):
         ...
 
     @property
-    def projection(self) -> GpuMatrix:
+    def projection(self) -> GpuMatrix | Fp8Matrix:
         """What attention begins with, without bias."""
         ...
 
@@ -82,7 +82,7 @@ class HalvedStack(Generic[PreparedT]):
         return torch.cat([norm.finish()[0] for norm in pending])
 
 
-def _project(matrix: GpuMatrix, pending: Sequence[PendingNorm]) -> tuple[Tensor, list[Tensor]]:
+def _project(matrix: GpuMatrix | Fp8Matrix, pending: Sequence[PendingNorm]) -> tuple[Tensor, list[Tensor]]:
     """``[T, O]`` of the halves' norms, and their residual streams."""
     num_rows, residuals = sum(len(norm.residual_ND) for norm in pending), list[Tensor]()
     projected_TO = pending[0].residual_ND.new_empty(num_rows, matrix.weight_OI.shape[0])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from plait_kernels.cpu.library import supports_tensors
 from plait_kernels.kv_cache import PageScales
+from plait_kernels.linear import fp8_unsupported_reason
 
 from plait_worker.attention.model_specs import attention_specs
 from plait_worker.capacity import check_fits
@@ -24,6 +25,7 @@ from plait_worker.models.model import Model
 from plait_worker.models.registry import read_config, read_gguf_config, spec_of
 from plait_worker.parallel import Parallel, check_divisible
 from plait_worker.weights.dummy import DummyWeights
+from plait_worker.weights.formats.fp8 import FP8_ON_LOAD, FP8_STORED
 from plait_worker.weights.formats.gguf_blocks import GGUF_BLOCKS
 from plait_worker.weights.gguf_file import GgufFile, UnpermutedGguf
 from plait_worker.weights.prefetch import prefetch
@@ -66,7 +68,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         config = open_config(path)
         folder = spec_of(config).open_folder(path)
         fp8 = folder.fp8 if isinstance(folder, SafetensorsFolder) else None
-        return Checkpoint(config, folder, [] if fp8 is None else [fp8])
+        return Checkpoint(config, folder, [] if fp8 is None else [FP8_STORED])
     if not path.exists():
         raise ModelFilesError(f"{path} does not exist: give a model's folder or a GGUF file")
     file = GgufFile(path)
@@ -87,13 +89,16 @@ def load_model(
     free_bytes: int | None = None,
     fp8: PageScales | None = None,
     max_model_len: int | None = None,
+    *,
+    quantises: bool = False,
 ) -> Model[Any]:
     """The model in a Hugging Face folder or a GGUF file; ``dtype`` is auto, float32, bfloat16 or float16.
 
     With auto, a GGUF's matrices stay quantised on a CPU with bfloat16 GEMMs, if the kernels take their block types.
-    Any other ``dtype`` rounds all weights to it. ``free_bytes`` is the rank's GPU's, or for all ranks on a CPU; None is
-    no limit. ``fp8`` are the scales of a float8_e4m3fn cache. A sliding window of ``max_model_len`` tokens or more is
-    none.
+    FP8 matrices stay so on a GPU with FP8 GEMMs, and ``quantises`` makes others FP8 while they are read. Any other
+    ``dtype`` rounds all weights in the files to it. ``free_bytes`` is the rank's GPU's, or for all ranks on a CPU; None
+    is no limit. ``fp8`` are the scales of a float8_e4m3fn cache. A sliding window of ``max_model_len`` tokens or more
+    is none.
 
     Raises ``ModelFilesError`` if the files are missing, broken or not supported, ``ValueError`` if the ranks cannot
     divide the model, and ``WorkerError`` of code HARDWARE if memory is too small.
@@ -103,8 +108,7 @@ def load_model(
     _check_layout(config, parallel)
     chosen = choose_dtype(dtype, device)
     source = in_neox_rope_order(files, config)
-    stays_quantised = dtype == "auto" and _has_quantised_gemm(chosen, device)
-    formats = [each for each in checkpoint.formats if stays_quantised or not each.is_quantised]
+    formats = _formats(checkpoint, dtype, chosen, device, quantises=quantises)
     weights = Weights(source, chosen, device, formats=formats, held=_make_weight_memory(parallel, device, free_bytes))
     unused = unused_tensors(files.names, config)
     elsewhere = other_ranks_experts(files.names, config, parallel)
@@ -138,6 +142,8 @@ def dummy_model(
     free_bytes: int | None = None,
     fp8: PageScales | None = None,
     max_model_len: int | None = None,
+    *,
+    quantises: bool = False,
 ) -> Model[Any]:
     """A model with random weights, of the shape in a folder's ``config.json``.
 
@@ -145,10 +151,14 @@ def dummy_model(
     """
     config = open_config(path).without_unused_window(max_model_len)
     _check_layout(config, parallel)
-    weights = DummyWeights(choose_dtype(dtype, device), device, _make_weight_memory(parallel, device, free_bytes))
+    chosen, formats = choose_dtype(dtype, device), list[WeightFormat[Any]]()
+    if quantises:
+        _check_fp8(device, chosen)
+        formats = [FP8_ON_LOAD]
+    weights = DummyWeights(chosen, device, _make_weight_memory(parallel, device, free_bytes), formats)
     with torch.inference_mode():
         if free_bytes is not None:
-            least_bytes = _random_bytes(config, weights.dtype, parallel, free_bytes)
+            least_bytes = _random_bytes(config, weights, parallel, free_bytes)
             sharing = _num_sharing(parallel, device)
             check_fits(
                 sum(least_bytes.values()) * sharing + _transient_bytes(least_bytes, device) * sharing, free_bytes
@@ -156,14 +166,38 @@ def dummy_model(
         return read_model(config, weights, parallel, fp8)
 
 
-def _random_bytes(config: ModelConfig, dtype: torch.dtype, parallel: Parallel, free_bytes: int) -> dict[str, int]:
+def _formats(
+    checkpoint: Checkpoint, dtype: str, chosen: torch.dtype, device: torch.device, *, quantises: bool
+) -> Sequence[WeightFormat[Any]]:
+    """Those in which this device holds the files' matrices."""
+    if quantises and not checkpoint.formats:
+        _check_fp8(device, chosen)
+        return [FP8_ON_LOAD]
+    if quantises and FP8_STORED not in checkpoint.formats:
+        raise ValueError("--quantization fp8 takes a folder, not a GGUF file: leave it out, or give the folder")
+    if dtype != "auto":
+        return []
+    if FP8_STORED not in checkpoint.formats:
+        return checkpoint.formats if _has_quantised_gemm(chosen, device) else []
+    if (reason := fp8_unsupported_reason(device, chosen)) is None:
+        return checkpoint.formats
+    _log.info("FP8 weights are widened to %s: %s", str(chosen).removeprefix("torch."), reason)
+    return []
+
+
+def _check_fp8(device: torch.device, dtype: torch.dtype) -> None:
+    if (reason := fp8_unsupported_reason(device, dtype)) is not None:
+        raise ValueError(f"--quantization fp8 cannot hold weights in FP8 here: {reason}; leave it out")
+
+
+def _random_bytes(config: ModelConfig, like: Weights, parallel: Parallel, free_bytes: int) -> dict[str, int]:
     """Bytes of each of this rank's random tensors, packed copies not counted; nothing is allocated."""
 
     def stop_early(own: int, _to_come: int) -> None:
         if own * parallel.world > _COUNTED_BYTES:
             check_fits(own, free_bytes)
 
-    sizes = DummyWeights(dtype, torch.device("meta"), WeightMemory(stop_early))
+    sizes = DummyWeights(like.dtype, torch.device("meta"), WeightMemory(stop_early), like.formats)
     read_model(config, sizes, parallel, None)
     return dict(sizes.held.taken)
 

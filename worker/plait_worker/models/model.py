@@ -38,8 +38,8 @@ class Model(Protocol[PreparedT_contra]):
         ...
 
     @property
-    def gguf_types(self) -> frozenset[str]:
-        """Block types of the matrices that stay quantised."""
+    def quantised_types(self) -> frozenset[str]:
+        """Of the matrices that stay quantised."""
         ...
 
     @property

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from plait_worker.weights.reader import Weights
+from plait_worker.weights.reader import WeightFormat, Weights
 from plait_worker.weights.weight_memory import WeightMemory
 
 SPREAD = 0.02
@@ -21,20 +23,32 @@ class DummyWeights(Weights):
     A tensor is drawn whole, seeded by its name, and then cut: the same model at every start and on any number of ranks.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, held: WeightMemory | None = None) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        held: WeightMemory | None = None,
+        formats: Sequence[WeightFormat[Any]] = (),
+    ) -> None:
         """No tensor is made yet. On torch's meta device none ever is; ``held`` then has the sizes."""
         self.dtype = dtype
         self.device = device
-        self.formats = ()
+        self.formats = formats
         self.prefix = ""
         self.held = held or WeightMemory()
         self.generator = torch.Generator("cpu" if device.type == "meta" else device)
 
     def with_prefix(self, prefix: str) -> DummyWeights:
         """See ``Weights``."""
-        below = DummyWeights(self.dtype, self.device, self.held)
+        below = DummyWeights(self.dtype, self.device, self.held, self.formats)
         below.prefix = f"{self.prefix}{prefix}."
         return below
+
+    def uncounted(self) -> DummyWeights:
+        """See ``Weights``."""
+        same = DummyWeights(self.dtype, self.device, formats=self.formats)
+        same.prefix = self.prefix
+        return same
 
     def has(self, _name: str) -> bool:
         """It has every tensor."""

@@ -86,6 +86,12 @@ class GgufFile:
         stored = self._by_name[name]
         return self._raw_rows(stored).nbytes if stored.has_gemm else None
 
+    def fp8_weight(self, name: str) -> None:
+        """A GGUF has no FP8."""
+
+    def fp8_bytes(self, name: str) -> None:
+        """A GGUF has no FP8."""
+
     def _dequantise(self, stored: _Stored) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         tensor, rows = stored.tensor, self._raw_rows(stored)
         numbers = np.empty((len(rows), prod(stored.shape) // len(rows)), np.float32)
@@ -148,6 +154,12 @@ class UnpermutedGguf:
     def gguf_bytes(self, name: str) -> int | None:
         """The file's."""
         return self._file.gguf_bytes(name)
+
+    def fp8_weight(self, name: str) -> None:
+        """A GGUF has no FP8."""
+
+    def fp8_bytes(self, name: str) -> None:
+        """A GGUF has no FP8."""
 
     def _unpermuted(self, name: str, rows: Tensor) -> Tensor:
         return next((unpermute(rows, num) for part, num in self._num_heads.items() if part in name), rows)

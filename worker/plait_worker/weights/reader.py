@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
-from plait_kernels.linear import GgufWeight, Matrix
+from plait_kernels.linear import Fp8Weight, GgufWeight, Matrix
 from plait_kernels.moe import Experts
 from torch import Tensor
 
@@ -147,7 +147,25 @@ class Weights:
     def keep(self, name: str, weight: GgufWeight) -> None:
         """Count a matrix, or a shard of it, that stays quantised."""
         self.held.add(self.prefix + name, weight.raw.nbytes)
-        self.held.gguf_types.add(weight.kind)
+        self.held.quantised_types.add(weight.kind)
+
+    def fp8_weight(self, name: str, shape: tuple[int, ...]) -> Fp8Weight | None:
+        """A whole FP8 matrix on the CPU, for ``keep_fp8``; None if it must be taken dense.
+
+        Raises ``ModelFilesError`` as ``take`` does.
+        """
+        return self.source.fp8_weight(self._check_tensor(name, shape))
+
+    def keep_fp8(self, name: str, weight: Fp8Weight) -> None:
+        """Count a matrix, or a shard of it, that is held in FP8."""
+        self.held.add(self.prefix + name, weight.nbytes)
+        self.held.quantised_types.add("FP8")
+
+    def uncounted(self) -> Weights:
+        """The same tensors, for what is read only to be held in another form."""
+        same = Weights(self.source, self.dtype, self.device, formats=self.formats)
+        same.prefix = self.prefix
+        return same
 
     def least_bytes(self, unused: Collection[str]) -> dict[str, int]:
         """What each tensor in the files takes at least; those of ``unused`` take nothing.

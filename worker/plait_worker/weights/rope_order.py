@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 
 import torch
+from plait_kernels.linear import Fp8Weight
+from plait_kernels.linear.fp8 import FP8
 from torch import Tensor
 
 from plait_worker.model_config import MlaConfig, ModelConfig
@@ -23,8 +26,8 @@ def in_neox_rope_order(source: TensorSource, config: ModelConfig) -> TensorSourc
     return source if rotary_dim == config.head_dim else PartialRotarySource(source, config.head_dim, rotary_dim)
 
 
-class _ReorderedSource:
-    """A source that reorders rows of some tensors; all are read dense."""
+class _ReorderedSource(ABC):
+    """A source that reorders rows of some tensors; a GGUF's are read dense."""
 
     def __init__(self, source: TensorSource) -> None:
         """``source`` stays as it is."""
@@ -39,10 +42,37 @@ class _ReorderedSource:
         """The source's."""
         return self.source.shape(name)
 
-    def gguf_weight(self, name: str) -> None:
+    def read(self, name: str) -> Tensor:
+        """The source's tensor, with its rows in the order of halves."""
+        return self._reordered(name, self.source.read(name))
+
+    @abstractmethod
+    def _reordered(self, name: str, rows: Tensor) -> Tensor:
+        """Those of one tensor."""
+
+    def fp8_weight(self, name: str) -> Fp8Weight | None:
+        """The source's; None if rows would leave their block."""
+        weight = self.source.fp8_weight(name)
+        if weight is None:
+            return None
+        before_O = torch.arange(weight.shape[0])
+        order_O = self._reordered(name, before_O)
+        if torch.equal(order_O, before_O):
+            return weight
+        stored_OI = weight.stored_OI.view(torch.uint8)[order_O].view(FP8)
+        if not weight.block_rows:
+            return Fp8Weight(stored_OI, weight.scale[order_O])
+        is_in_block = torch.equal(order_O // weight.block_rows, before_O // weight.block_rows)
+        return Fp8Weight(stored_OI, weight.scale, weight.block_rows) if is_in_block else None
+
+    def fp8_bytes(self, name: str) -> int | None:
+        """The source's."""
+        return self.source.fp8_bytes(name)
+
+    def gguf_weight(self, name: str) -> None:  # noqa: B027 (nothing is stored so)
         """None: every tensor is read dense."""
 
-    def gguf_bytes(self, name: str) -> None:
+    def gguf_bytes(self, name: str) -> None:  # noqa: B027
         """None: every tensor is read dense."""
 
 
@@ -58,12 +88,12 @@ class DeinterleavedSource(_ReorderedSource):
         super().__init__(source)
         self.mla = mla
 
-    def read(self, name: str) -> Tensor:
-        """The source's tensor, with the rows of each unit's last ``rope_dim`` outputs in the order of halves."""
-        tensor, stem = self.source.read(name), name.rpartition(".")[0]
+    def _reordered(self, name: str, rows: Tensor) -> Tensor:
+        """Of each unit the last ``rope_dim`` outputs."""
+        stem = name.rpartition(".")[0]
         if stem.endswith(_QUERY):
-            return deinterleave_rope(tensor, self.mla.query_dim, self.mla.rope_dim)
-        return deinterleave_rope(tensor, self.mla.cached_dim, self.mla.rope_dim) if stem.endswith(_KEY) else tensor
+            return deinterleave_rope(rows, self.mla.query_dim, self.mla.rope_dim)
+        return deinterleave_rope(rows, self.mla.cached_dim, self.mla.rope_dim) if stem.endswith(_KEY) else rows
 
 
 class PartialRotarySource(_ReorderedSource):
@@ -79,14 +109,13 @@ class PartialRotarySource(_ReorderedSource):
         self.head_dim = head_dim
         self.rotary_dim = rotary_dim
 
-    def read(self, name: str) -> Tensor:
-        """The source's tensor, with the rows of queries, keys and their norms in the order of halves."""
-        tensor = self.source.read(name)
+    def _reordered(self, name: str, rows: Tensor) -> Tensor:
+        """Of queries, keys and their norms."""
         if not name.rpartition(".")[0].endswith(_HEADS):
-            return tensor
-        heads = tensor.reshape(-1, self.head_dim, *tensor.shape[1:])
+            return rows
+        heads = rows.reshape(-1, self.head_dim, *rows.shape[1:])
         rotary, fixed = heads[:, : self.rotary_dim].chunk(2, dim=1), heads[:, self.rotary_dim :].chunk(2, dim=1)
-        return torch.cat((rotary[0], fixed[0], rotary[1], fixed[1]), dim=1).view(tensor.shape)
+        return torch.cat((rotary[0], fixed[0], rotary[1], fixed[1]), dim=1).view(rows.shape)
 
 
 def deinterleave_rope(tensor: Tensor, unit_size: int, rope_dim: int) -> Tensor:

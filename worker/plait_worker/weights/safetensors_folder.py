@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol, cast
 
+import torch
+from plait_kernels.linear import Fp8Weight
+from plait_kernels.linear.fp8 import GROUP
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
-from plait_worker.weights.formats.fp8_blocks import FP8, SCALE_TYPES, Fp8Blocks, read_fp8_blocks, scale_name
+from plait_worker.weights.formats.fp8_blocks import Fp8Blocks, scale_of_outputs
+from plait_worker.weights.fp8_config import Fp8Scheme, read_fp8
 
+FP8 = "F8_E4M3"
+"""What safetensors calls the type of FP8 weights."""
+SCALE_TYPES = ("F32", "BF16", "F16", "F8_E8M0")
+"""What it calls the types that scales come in."""
+_OTHER_SCALES = ("input_scale", "k_scale", "v_scale")
+"""Of activations and the cache; nothing reads them: rows get their own scales as they are computed."""
+_KERNEL_BLOCKS = Fp8Blocks(GROUP, GROUP)
 MAX_JSON_BYTES = 64 << 20
 MAX_SHARDS = 4096
 FLOATING = ("F64", "F32", "F16", "BF16")
@@ -40,7 +52,7 @@ class SafetensorsFolder:
 
     def __init__(self, path: Path) -> None:
         """Read the quantisation and the headers; raises ``ModelFilesError``."""
-        self.fp8: Fp8Blocks | None = read_fp8_blocks(read_json(path / "config.json"))
+        self.fp8: Fp8Scheme | None = read_fp8(read_json(path / "config.json"))
         self._paths = _shards(path)
         self._files = [_open_shard(file) for file in self._paths]
         named = [(name, file) for file in self._files for name in file.keys()]  # noqa: SIM118 (no mapping)
@@ -72,13 +84,40 @@ class SafetensorsFolder:
             return self._dequantised(name, self.fp8)
         return self.read_as_stored(name, FLOATING)
 
-    def _dequantised(self, name: str, fp8: Fp8Blocks) -> Tensor:
-        if scale_name(name) not in self._by_name:
-            raise ModelFilesError(f"the model files lack the tensor {scale_name(name)}: download them again")
+    def fp8_weight(self, name: str) -> Fp8Weight | None:
+        """In the mapped file, with its scales."""
+        if self.fp8 is None or self.dtype(name) != FP8 or self.fp8.blocks not in (None, _KERNEL_BLOCKS):
+            return None
+        scale, weight_OI = self._scale(name, self.fp8), self.read_as_stored(name, (FP8,))
+        if self.fp8.blocks is None:
+            return Fp8Weight(weight_OI, scale)
+        return Fp8Weight(weight_OI, scale.float(), GROUP)
+
+    def fp8_bytes(self, name: str) -> int | None:
+        """From the header, without the scales."""
+        if self.fp8 is None or self.dtype(name) != FP8 or self.fp8.blocks not in (None, _KERNEL_BLOCKS):
+            return None
+        return math.prod(self.shape(name))
+
+    def _dequantised(self, name: str, fp8: Fp8Scheme) -> Tensor:
+        scale, weight = self._scale(name, fp8), self.read_as_stored(name, (FP8,))
+        return fp8.blocks.dequantise(weight, scale) if fp8.blocks else weight.float() * scale[:, None]
+
+    def _scale(self, name: str, fp8: Fp8Scheme) -> Tensor:
+        """Of blocks, or float32 of outputs; raises ``ModelFilesError`` if it does not fit the weights."""
+        scale_name, shape = fp8.scale_name(name), self.shape(name)
+        if scale_name not in self._by_name:
+            raise ModelFilesError(f"the model files lack the tensor {scale_name}: download them again")
+        stored = self.read_as_stored(scale_name, SCALE_TYPES)
+        if not torch.isfinite(stored.float()).all():
+            raise ModelFilesError(f"tensor {scale_name} holds a scale that is no number: download the model again")
         try:
-            return fp8.dequantise(self.read_as_stored(name, (FP8,)), self.read_as_stored(scale_name(name), SCALE_TYPES))
+            if fp8.blocks is None:
+                return scale_of_outputs(shape, stored)
+            fp8.blocks.check(shape, stored)
         except ValueError as error:
             raise ModelFilesError(f"tensor {name} cannot be de-quantised: {error}; download the model again") from error
+        return stored
 
     def read_as_stored(self, name: str, types: tuple[str, ...]) -> Tensor:
         """A view of the mapped file; raises ``ModelFilesError`` if its type is not one of ``types``."""
@@ -100,7 +139,8 @@ class SafetensorsFolder:
         """Tensors that are read with the weights they belong to."""
         if self.fp8 is None:
             return set()
-        return {scale_name(name) for name in self._by_name if self.dtype(name) == FP8}
+        of_weights = {self.fp8.scale_name(name) for name in self._by_name if self.dtype(name) == FP8}
+        return of_weights | {name for name in self._by_name if name.rpartition(".")[2] in _OTHER_SCALES}
 
     def holds(self, name: str) -> bool:
         """Whether a tensor is there, scales included."""

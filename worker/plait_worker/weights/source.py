@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from plait_kernels.linear import GgufWeight
+from plait_kernels.linear import Fp8Weight, GgufWeight
 from torch import Tensor
 
 
@@ -31,4 +31,12 @@ class TensorSource(Protocol):
 
     def gguf_bytes(self, name: str) -> int | None:
         """What ``gguf_weight`` would take, without reading it."""
+        ...
+
+    def fp8_weight(self, name: str) -> Fp8Weight | None:
+        """An FP8 matrix as the files have it, on the CPU; None if it is of another type, or in other blocks."""
+        ...
+
+    def fp8_bytes(self, name: str) -> int | None:
+        """What ``fp8_weight`` would take, without reading it."""
         ...

@@ -17,8 +17,8 @@ class WeightMemory:
         """
         self.taken: dict[str, int] = {}
         """Bytes that each tensor takes on this rank."""
-        self.gguf_types: set[str] = set()
-        """Block types of the matrices that stay quantised."""
+        self.quantised_types: set[str] = set()
+        """Of the matrices that stay quantised."""
         self.num_bytes = 0
         self._to_come: dict[str, int] = {}
         self._num_to_come = 0

@@ -30,6 +30,7 @@ def with_facts(place: GroupMembership, local: LocalModel, settings: ServeSetting
 def _facts(path: Path, settings: ServeSettings) -> Iterator[tuple[str, str]]:
     alike = {
         "dtype": settings.model.dtype,
+        "quantization": settings.model.quantization,
         "load_format": settings.model.load_format,
         "device": settings.device.device,
         "dp_attention": settings.process.dp_attention,

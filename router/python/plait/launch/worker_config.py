@@ -45,6 +45,7 @@ def worker_config(
         ),
         load_format=settings.model.load_format,
         dtype=settings.model.dtype,
+        quantization=settings.model.quantization,
         device=_fields_of(settings.device, DeviceConfig),
         attention=_fields_of(settings.attention, AttentionConfig),
         kv_cache=_fields_of(settings.kv_cache, KvCacheConfig),

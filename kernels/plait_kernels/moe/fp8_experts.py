@@ -1,0 +1,82 @@
+"""Experts whose weights stay FP8.
+
+Shapes: T tokens, G rows of all ranks, E experts, K experts a token, H the hidden size, I an expert's width, J = 2 I.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plait_kernels.linear.fp8 import FP8, Fp8Weight, quantise_rows
+from plait_kernels.linear.fp8_reference import silu_mul_quantise
+from plait_kernels.moe.parts import MAX_INDEXED, RowParts
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Experts:
+    """``[E, J, H]``, gate rows first, and ``[E, H, I]``, each as a stack of matrices with their scales."""
+
+    gate_up_EJH: Fp8Weight
+    down_EHI: Fp8Weight
+
+    def __call__(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
+        """See ``plait_kernels.moe.expert_mlps``; the rows of one or two tokens are not quantised."""
+        experts = self.gate_up_EJH, self.down_EHI
+        if not x_TH.is_cuda:
+            parts_NH = reference_parts(x_TH, *experts, experts_TK)
+            return torch.einsum("tkh,tk->th", parts_NH.unflatten(0, experts_TK.shape), weights_TK).to(x_TH.dtype)
+        from plait_kernels.moe import fp8_grouped_gemm_triton, indexed_gemv_triton
+        from plait_kernels.moe.grouped_gemm_triton import combine
+
+        if len(x_TH) <= MAX_INDEXED:
+            return indexed_gemv_triton.expert_mlps(x_TH, *experts, weights_TK, experts_TK)
+        pairs_per_expert = experts_TK.numel() / len(self.down_EHI.stored_OI)
+        parts_NH = fp8_grouped_gemm_triton.expert_parts(x_TH, *experts, experts_TK, pairs_per_expert)
+        out_TH = torch.empty_like(x_TH)
+        combine(parts_NH, weights_TK, out_TH)
+        return out_TH
+
+    def parts(self, x_GH: Tensor, weights_GK: Tensor, experts_GK: Tensor, num_ranks: int) -> RowParts:
+        """See ``ExpertStack.parts``."""
+        experts = self.gate_up_EJH, self.down_EHI
+        if not x_GH.is_cuda:
+            return RowParts(reference_parts(x_GH, *experts, experts_GK).to(x_GH.dtype))
+        from plait_kernels.moe import fp8_grouped_gemm_triton, indexed_gemv_triton
+
+        if len(x_GH) // num_ranks <= MAX_INDEXED:
+            sums_GH = indexed_gemv_triton.expert_mlps(x_GH, *experts, weights_GK, experts_GK, is_partial=True)
+            return RowParts(sums_GH, is_summed=True)
+        pairs_per_expert = experts_GK.numel() / num_ranks / len(self.down_EHI.stored_OI)
+        return RowParts(fp8_grouped_gemm_triton.expert_parts(x_GH, *experts, experts_GK, pairs_per_expert))
+
+
+def stack_fp8(experts: Iterable[tuple[Fp8Weight, Fp8Weight]]) -> Fp8Experts:
+    """From gate and up, then down, of each; all have scales of the same kind."""
+    gate_up, down = zip(*experts, strict=True)
+    return Fp8Experts(_stacked(gate_up), _stacked(down))
+
+
+def _stacked(weights: Sequence[Fp8Weight]) -> Fp8Weight:
+    stored = torch.stack([weight.stored_OI.view(torch.uint8) for weight in weights]).view(FP8)
+    return Fp8Weight(stored, torch.stack([weight.scale for weight in weights]), weights[0].block_rows)
+
+
+def reference_parts(x_TH: Tensor, gate_up_EJH: Fp8Weight, down_EHI: Fp8Weight, experts_TK: Tensor) -> Tensor:
+    """Each pair's output, float32 ``[T K, H]``; zeros where its expert is -1."""
+    num_tokens, top_k = experts_TK.shape
+    x_TH = quantise_rows(x_TH, is_grouped=True).dequantised()
+    parts_NH = x_TH.new_zeros(num_tokens * top_k, x_TH.shape[1])
+    for expert in range(len(down_EHI.stored_OI)):
+        pairs = (experts_TK.flatten() == expert).nonzero()[:, 0]
+        gate_up_NJ = x_TH[pairs // top_k] @ _one(gate_up_EJH, expert).dequantised().T
+        gated = silu_mul_quantise(gate_up_NJ, is_grouped=True).dequantised()
+        parts_NH[pairs] = gated @ _one(down_EHI, expert).dequantised().T
+    return parts_NH
+
+
+def _one(stack: Fp8Weight, expert: int) -> Fp8Weight:
+    return Fp8Weight(stack.stored_OI[expert], stack.scale[expert], stack.block_rows)

@@ -1,0 +1,207 @@
+"""FP8 GEMMs of both models' matrices at 1 to 8,192 rows: ours, torch's scaled GEMM, and bfloat16 beside them.
+
+    python tests/bench/gpu/fp8_gemms.py --out FILE
+
+Times are a call's share of a captured chain over weights that no cache holds; quantising the rows is not in them. Also
+adds the fastest tiles for up to 64 rows to the tuning table of this GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from plait.bench.result_file import commit, machine, versions
+from plait_kernels.linear import Fp8Rows, Fp8Weight, Tile, fp8_gemm, gemv, quantise_rows, tuning_file
+from plait_kernels.linear.fp8 import quantise_blocks, quantise_outputs
+from plait_kernels.linear.fp8_matrix import scaled_mm, takes_scaled_mm
+from plait_kernels.linear.gemm_tuning import fp8_key
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.gpu.gemm_tuning import CHAIN_BYTES, NUM_PROCESSES, PROGRAMS, chain_us, error
+
+SHAPES = {
+    "Qwen3-8B qkv": (6144, 4096),
+    "Qwen3-8B output": (4096, 4096),
+    "Qwen3-8B gate and up": (24_576, 4096),
+    "Qwen3-8B down": (4096, 12_288),
+    "V2-Lite q and kv_a": (3648, 2048),
+    "V2-Lite output": (2048, 2048),
+}
+"""Outputs and inputs."""
+FORMATS = {"fp8": quantise_outputs, "fp8 blocks": quantise_blocks}
+FEW = (16, 32, 64)
+MANY = (128, 256, 1024, 8192)
+BASES = ((64, 128, 3, 4), (64, 128, 5, 4), (128, 128, 3, 4), (128, 128, 4, 8), (64, 256, 3, 4), (128, 256, 3, 8))
+"""Outputs, inputs, stages and warps of a tile for few rows."""
+WIDE = ((128, 128, 3, 8), (128, 128, 4, 8), (128, 128, 4, 4), (64, 128, 4, 4))
+"""For many."""
+SPLITS = (1, 2, 4, 8)
+
+
+class Job(NamedTuple):
+    """A kernel to compile."""
+
+    kind: str
+    num_inputs: int
+    num_rows: int
+    tile: Tile
+
+
+def tiles(kind: str, shape: tuple[int, int], num_rows: int) -> Iterator[Tile]:
+    """Those that are tried; blocks have 128 inputs."""
+    num_outputs, num_inputs = shape
+    for outputs, inputs, stages, warps in BASES if num_rows <= FEW[-1] else WIDE:
+        if kind == "fp8 blocks" and inputs > 128:
+            continue
+        for splits in SPLITS if num_rows <= FEW[-1] else (1,):
+            programs = -(-num_outputs // outputs) * splits
+            if num_inputs % (inputs * splits) == 0 and (splits == 1 or programs in PROGRAMS):
+                yield Tile(outputs, inputs, splits, stages, warps)
+
+
+def compile_ahead(job: Job) -> Job | None:
+    """Into Triton's cache; None if the tile does not fit a multiprocessor."""
+    weight = FORMATS[job.kind](torch.zeros(job.tile.outputs, job.num_inputs, device="cuda"))
+    rows = quantise_rows(torch.zeros(job.num_rows, job.num_inputs, device="cuda"), is_grouped=weight.block_rows > 0)
+    try:
+        fp8_gemm(
+            rows, weight, job.tile, torch.empty(job.num_rows, job.tile.outputs, dtype=torch.bfloat16, device="cuda")
+        )
+    except OutOfResources:
+        return None
+    return job
+
+
+class Found(NamedTuple):
+    """One way, timed."""
+
+    way: str
+    us: float
+    error: float
+    tile: Tile | None = None
+
+
+def ways(
+    kind: str, x_NI: Tensor, weights: Sequence[Fp8Weight], fits: frozenset[Job]
+) -> Iterator[tuple[str, Callable[[Fp8Weight], Tensor], Tile | None]]:
+    """Each way to multiply so many rows."""
+    num_rows, num_inputs = x_NI.shape
+    if num_rows == 1:
+        yield "gemv", lambda weight: gemv(x_NI, weight), None
+        return
+    rows = quantise_rows(x_NI, is_grouped=weights[0].block_rows > 0)
+    out_NO = x_NI.new_empty(num_rows, weights[0].shape[0])
+    for tile in tiles(kind, weights[0].shape, num_rows):
+        if Job(kind, num_inputs, num_rows, tile) in fits:
+            yield "own", partial(_own, rows, tile, out_NO), tile
+    if takes_scaled_mm(weights[0]):
+        for fast in (False,) if weights[0].block_rows else (False, True):
+            yield f"scaled_mm{' fast' if fast else ''}", partial(_scaled, rows, out_NO, fast), None
+
+
+def _own(rows: Fp8Rows, tile: Tile, out_NO: Tensor, weight: Fp8Weight) -> Tensor:
+    return fp8_gemm(rows, weight, tile, out_NO)
+
+
+def _scaled(rows: Fp8Rows, out_NO: Tensor, fast: bool, weight: Fp8Weight) -> Tensor:
+    return scaled_mm(rows, weight, out_NO, use_fast_accum=fast)
+
+
+def measure(kind: str, x_NI: Tensor, weights: Sequence[Fp8Weight], fits: frozenset[Job]) -> list[Found]:
+    """Every way, the fastest of ours only."""
+    given_NI = x_NI
+    if len(x_NI) > 1:
+        given_NI = quantise_rows(x_NI, is_grouped=weights[0].block_rows > 0).dequantised()
+    dense_OI, found = weights[0].dequantised(), list[Found]()
+    for way, call, tile in ways(kind, x_NI, weights, fits):
+        try:
+            off = error(call(weights[0]), given_NI, dense_OI)
+        except RuntimeError as reason:
+            print(f"  {way} {tile}: {str(reason).splitlines()[0][:150]}", flush=True)
+            continue
+        found.append(Found(way, chain_us(call, weights), off, tile))  # type: ignore[arg-type]
+    own = sorted((each for each in found if each.way == "own"), key=lambda each: each.us)
+    return [*own[:1], *(each for each in found if each.way != "own")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, *FEW, *MANY])
+    options = parser.parse_args()
+    jobs = {
+        Job(kind, shape[1], num, tile)
+        for shape in SHAPES.values()
+        for kind in FORMATS
+        for num in options.rows
+        if num > 1
+        for tile in tiles(kind, shape, num)
+    }
+    with ProcessPoolExecutor(NUM_PROCESSES, multiprocessing.get_context("spawn")) as pool:
+        fits = frozenset(job for job in pool.map(compile_ahead, sorted(jobs, key=str), chunksize=4) if job)
+    rows, table = list[dict[str, object]](), dict[str, dict[str, list[int]]]()
+    for name, (num_outputs, num_inputs) in SHAPES.items():
+        num = min(16, max(2, CHAIN_BYTES // (num_outputs * num_inputs)))
+        dense = [torch.randn(num_outputs, num_inputs, dtype=torch.bfloat16, device="cuda") * 0.02 for _ in range(num)]
+        for num_rows in options.rows:
+            x_NI = torch.randn(num_rows, num_inputs, dtype=torch.bfloat16, device="cuda")
+            bfloat16 = partial(gemv, x_NI) if num_rows == 1 else partial(F.linear, x_NI)
+            found = {"bfloat16": [Found("bfloat16", chain_us(bfloat16, dense), 0.0)]}
+            for kind, quantise in FORMATS.items():
+                weights = [quantise(each) for each in dense]
+                found[kind] = measure(kind, x_NI, weights, fits)
+                best = min(found[kind], key=lambda each: each.us, default=None)
+                if best is not None and best.tile is not None and num_rows in FEW:
+                    table.setdefault(fp8_key(weights[0]), {})[f"{num_rows}"] = list(dataclasses.astuple(best.tile))
+            for kind, each in ((kind, each) for kind, group in found.items() for each in group):
+                rows += figures(f"{name}, {num_rows} rows, {kind}", each, num_rows, num_outputs, num_inputs)
+                print(
+                    f"{name} {num_rows} {kind:10} {each.way:14} {each.us:9.2f} us {each.error:.4f} {each.tile}",
+                    flush=True,
+                )
+        del dense
+    result = {
+        "commit": commit(),
+        "command": " ".join(["tests/bench/gpu/fp8_gemms.py", *sys.argv[1:]]),
+        "machine": {"gpu": torch.cuda.get_device_name()} | machine(),
+        "versions": versions(("plait", "torch", "triton")),
+        "rows": rows,
+    }
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    file = tuning_file(torch.cuda.get_device_name())
+    known = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(known | table, indent=1) + "\n")
+
+
+def figures(case: str, found: Found, num_rows: int, num_outputs: int, num_inputs: int) -> list[dict[str, object]]:
+    """Of one way, as the results file has them."""
+    way = found.way if found.tile is None else f"own, tile {' '.join(map(str, dataclasses.astuple(found.tile)))}"
+    num_bytes = num_outputs * num_inputs * (2 if found.way == "bfloat16" else 1)
+    values = (
+        (way, "us", found.us),
+        (f"{found.way} rate", "TFLOP/s", 2 * num_rows * num_outputs * num_inputs / found.us / 1e6),
+        (f"{found.way} weights read", "TB/s", num_bytes / found.us / 1e6),
+        (f"{found.way} error over the largest value", "share", found.error),
+    )
+    return [
+        {"case": case, "metric": metric, "unit": unit, "value": round(value, 5), "goal": None}
+        for metric, unit, value in values
+    ]
+
+
+if __name__ == "__main__":
+    main()
