@@ -69,7 +69,7 @@ class Fp8Matrix:
             tile = FP8_TILE
         if tile is not None:
             return fp8_gemm(rows, self.weight_OI, tile, out_NO)
-        return scaled_mm(rows, self.weight_OI, out_NO, use_fast_accum=not self.is_grouped)
+        return scaled_mm(rows, self.weight_OI, out_NO, use_fast_accum=False)
 
     def _empty(self, x_NI: Tensor) -> Tensor:
         return x_NI.new_empty(x_NI.shape[0], self.weight_OI.shape[0])

@@ -19,12 +19,10 @@ from plait_kernels.pdl import pdl_wait
 
 
 def tile_for(num_pairs_per_expert: float) -> Tile:
-    """By the mean length of an expert's list: weights are read once where its rows fit one tile."""
+    """By the mean length of an expert's list, the fastest of 14 on an H200 for DeepSeek-V2-Lite's shapes."""
     if num_pairs_per_expert <= 12:
-        return Tile(16, 128, 128, 4, 4)
-    if num_pairs_per_expert <= 24:
-        return Tile(32, 128, 128, 4, 4)
-    if num_pairs_per_expert <= 90:
+        return Tile(16, 128, 128, 4, 3)
+    if num_pairs_per_expert <= 250:
         return Tile(64, 128, 128, 4, 3)
     return Tile(128, 128, 128, 8, 3)
 
@@ -61,6 +59,7 @@ def _grouped_gemm(
         NUM_OUTPUTS=num_outputs,
         NUM_INPUTS=num_inputs,
         TOP_K=top_k,
+        IS_EVEN=num_outputs % tile.outputs == 0 and num_inputs % tile.inputs == 0,
         BLOCK_ROWS=weight.block_rows,
         GROUP=GROUP,
         **launch_options(tile, out_NO),
@@ -81,6 +80,7 @@ def _fp8_grouped_kernel(  # type: ignore[no-untyped-def]
     NUM_OUTPUTS: tl.constexpr,
     NUM_INPUTS: tl.constexpr,
     TOP_K: tl.constexpr,
+    IS_EVEN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -100,9 +100,13 @@ def _fp8_grouped_kernel(  # type: ignore[no-untyped-def]
         weight_at = weight_ptr + (expert.to(tl.int64) * NUM_OUTPUTS + output)[None, :] * NUM_INPUTS + column[:, None]
         sums = tl.zeros([ROWS, OUTPUTS], tl.float32)
         for begin in range(0, NUM_INPUTS, INPUTS):
-            is_input = begin + column < NUM_INPUTS
-            x = tl.load(x_at + begin, mask=is_entry[:, None] & is_input[None, :], other=0.0)
-            weight = tl.load(weight_at + begin, mask=is_input[:, None] & is_output[None, :], other=0.0)
+            if IS_EVEN:
+                x = tl.load(x_at + begin, mask=is_entry[:, None], other=0.0)
+                weight = tl.load(weight_at + begin)
+            else:
+                is_input = begin + column < NUM_INPUTS
+                x = tl.load(x_at + begin, mask=is_entry[:, None] & is_input[None, :], other=0.0)
+                weight = tl.load(weight_at + begin, mask=is_input[:, None] & is_output[None, :], other=0.0)
             part = tl.dot(x, weight)
             group = begin // GROUP
             x_scale = tl.load(x_scale_ptr + group * num_rows + row, mask=is_entry, other=0.0)

@@ -1,0 +1,187 @@
+"""FP8 GEMMs, GEMVs and experts on a GPU give what their numbers mean, for every shape that layers cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from plait_kernels.linear import (
+    Fp8Matrix,
+    Fp8Rows,
+    Fp8Weight,
+    RowNorm,
+    Tile,
+    fp8_gemm,
+    gate_up_silu,
+    gemv,
+    quantise_rows,
+    rmsnorm_gate_up_silu,
+    rmsnorm_gemv,
+    rmsnorm_quantise,
+    silu_mul_quantise,
+)
+from plait_kernels.linear import fp8 as reference
+from plait_kernels.linear import fp8_reference
+from plait_kernels.linear.fp8 import join, quantise_blocks, quantise_outputs
+from plait_kernels.linear.fp8_matrix import fp8_unsupported_reason
+from plait_kernels.moe import Fp8Experts, stack_fp8
+from plait_kernels.moe.fp8_experts import reference_parts
+from torch import Tensor
+
+pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu-fp8")]
+KINDS: dict[str, Callable[[Tensor], Fp8Weight]] = {"outputs": quantise_outputs, "blocks": quantise_blocks}
+TOLERANCE = 2**-7
+"""Two steps of bfloat16 in the largest value."""
+SHAPES = [(384, 1408), (320, 1408), (4096, 4096), (2048, 10_944), (6144, 4096), (16, 16)]
+
+
+@pytest.fixture(autouse=True)
+def on_hopper() -> None:
+    reason = fp8_unsupported_reason(torch.device("cuda"), torch.bfloat16)
+    if reason is not None:
+        pytest.skip(f"FP8 weights: {reason}")
+    torch.manual_seed(0)
+
+
+def normal(*size: int) -> Tensor:
+    return torch.randn(*size, dtype=torch.bfloat16, device="cuda")
+
+
+def off_by(given: Tensor, right: Tensor) -> float:
+    return float((given.double() - right.double()).abs().max() / right.double().abs().max())
+
+
+def matmul(x_NI: Tensor, weight: Fp8Weight) -> Tensor:
+    """float64."""
+    return x_NI.double() @ weight.dequantised().double().T
+
+
+def is_grouped(weight: Fp8Weight) -> bool:
+    return weight.block_rows > 0
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 16, 17, 64, 65, 300, 2049])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_matrix_multiplies_any_number_of_rows(kind: str, shape: tuple[int, int], num_rows: int) -> None:
+    weight, x_NI = KINDS[kind](normal(*shape)), normal(num_rows, shape[1])
+    rows_NI = x_NI if num_rows == 1 else quantise_rows(x_NI, is_grouped=is_grouped(weight)).dequantised()
+    assert off_by(Fp8Matrix(weight, None)(x_NI), matmul(rows_NI, weight)) < TOLERANCE
+
+
+@pytest.mark.parametrize("rows", [range(64, 384), range(320), range(48, 208)])
+def test_a_shard_of_blocks_cut_between_outputs_multiplies(rows: range) -> None:
+    weight = quantise_blocks(normal(384, 1408)).rows(rows).to(torch.device("cuda"))
+    matrix = Fp8Matrix(weight, None)
+    for num_rows in (1, 5, 130):
+        x_NI = normal(num_rows, 1408)
+        rows_NI = x_NI if num_rows == 1 else quantise_rows(x_NI, is_grouped=True).dequantised()
+        assert off_by(matrix(x_NI), matmul(rows_NI, weight)) < TOLERANCE
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_split_sums_are_the_same_each_time(kind: str, splits: int) -> None:
+    weight, x_NI = KINDS[kind](normal(4096, 4096)), normal(33, 4096)
+    rows, outs = quantise_rows(x_NI, is_grouped=is_grouped(weight)), [normal(33, 4096) for _ in range(3)]
+    for out_NO in outs:
+        fp8_gemm(rows, weight, Tile(64, 128, splits, 3, 4), out_NO)
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+    assert off_by(outs[0], matmul(rows.dequantised(), weight)) < TOLERANCE
+
+
+def nearly_same(given: Fp8Rows, right: Fp8Rows) -> None:
+    """All but a few, which lie half way between two numbers."""
+    assert off_by(given.scale, right.scale) < 1e-6
+    assert float((given.stored_NI.float() != right.stored_NI.float()).float().mean()) < 1e-3
+    assert off_by(given.dequantised(), right.dequantised()) < 2**-3
+
+
+@pytest.mark.parametrize("width", [384, 1408, 4096, 10_944])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_rows_are_quantised_as_the_reference_does(grouped: bool, width: int) -> None:
+    x_NI, residual_NI, weight_I = normal(67, width), normal(67, width), normal(width)
+    x_NI[3] = 0
+    nearly_same(quantise_rows(x_NI, is_grouped=grouped), reference.quantise_rows(x_NI, is_grouped=grouped))
+    norm = RowNorm(residual_NI, weight_I, 1e-6)
+    given, sum_NI = rmsnorm_quantise(x_NI, norm, is_grouped=grouped)
+    right, right_sum_NI = fp8_reference.rmsnorm_quantise(x_NI, norm, is_grouped=grouped)
+    assert torch.equal(sum_NI, right_sum_NI)
+    nearly_same(given, right)
+    gated, right = (
+        silu(normal_of(x_NI), is_grouped=grouped) for silu in (silu_mul_quantise, fp8_reference.silu_mul_quantise)
+    )
+    nearly_same(gated, right)
+
+
+def normal_of(x_NI: Tensor) -> Tensor:
+    return torch.cat((x_NI, x_NI.flip(0)), dim=1)
+
+
+@pytest.mark.parametrize("shape", [(384, 1408), (6144, 4096), (4096, 12_288), (512, 192)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_row_is_not_rounded_with_or_without_a_norm_and_a_gate(kind: str, shape: tuple[int, int]) -> None:
+    weight, x_1I = KINDS[kind](normal(*shape)), normal(1, shape[1])
+    norm = RowNorm(normal(1, shape[1]), normal(shape[1]), 1e-6)
+    total_1I = x_1I + norm.residual_1I
+    normed_1I = F.rms_norm(total_1I.double(), norm.weight_I.shape, norm.weight_I.double(), norm.eps)
+    assert off_by(gemv(x_1I, weight), matmul(x_1I, weight)) < TOLERANCE
+    out_1O, sum_1I = rmsnorm_gemv(x_1I, norm, weight)
+    assert torch.equal(sum_1I, total_1I)
+    assert off_by(out_1O, matmul(normed_1I, weight)) < TOLERANCE
+    assert off_by(gate_up_silu(x_1I, weight), gate(matmul(x_1I, weight))) < TOLERANCE
+    out_1O, _ = rmsnorm_gate_up_silu(x_1I, norm, weight)
+    assert off_by(out_1O, gate(matmul(normed_1I, weight))) < TOLERANCE
+
+
+def gate(gate_up: Tensor) -> Tensor:
+    gate_N, up_N = gate_up.chunk(2, dim=1)
+    return F.silu(gate_N) * up_N
+
+
+@pytest.mark.parametrize("num_rows", [1, 40, 200])
+def test_a_nan_stays_in_its_row(num_rows: int) -> None:
+    weight, x_NI = quantise_outputs(normal(256, 512)), normal(num_rows, 512)
+    x_NI[-1, 7] = float("nan")
+    given = Fp8Matrix(weight, None)(x_NI)
+    assert given[-1].isnan().all()
+    assert given[:-1].isfinite().all()
+
+
+def experts_of(kind: str, num: int, hidden: int, width: int) -> Fp8Experts:
+    def one() -> tuple[Fp8Weight, Fp8Weight]:
+        gate_up = join([KINDS[kind](normal(width, hidden) * 0.1) for _ in range(2)])
+        assert gate_up is not None
+        return gate_up, KINDS[kind](normal(hidden, width) * 0.1)
+
+    return stack_fp8(one() for _ in range(num))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 40, 300, 1100, 2100])
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_are_the_weighted_sum_of_their_mlps(kind: str, num_tokens: int) -> None:
+    experts = experts_of(kind, 8, 384, 192)
+    x_TH, weights_TK = normal(num_tokens, 384), torch.rand(num_tokens, 2, device="cuda")
+    # The last expert has no token.
+    chosen_TK = torch.rand(num_tokens, 7, device="cuda").argsort(dim=1)[:, :2]
+    parts_NH = reference_parts(x_TH, experts.gate_up_EJH, experts.down_EHI, chosen_TK)
+    right_TH = torch.einsum("tkh,tk->th", parts_NH.unflatten(0, (num_tokens, 2)), weights_TK)
+    # Rows are rounded to FP8 twice, with a scale for each group here and in places one for each row there.
+    assert off_by(experts(x_TH, weights_TK, chosen_TK), right_TH) < 2**-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_captured_gemm_replays_over_new_rows(kind: str) -> None:
+    matrix, x_NI = Fp8Matrix(KINDS[kind](normal(512, 1024)), None), normal(200, 1024)
+    for num_rows in (1, 24, 200):
+        given_NI = x_NI[:num_rows].clone()
+        matrix(given_NI)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out_NO = matrix(given_NI)
+        given_NI.copy_(normal(num_rows, 1024))
+        graph.replay()
+        assert torch.equal(out_NO, matrix(given_NI))
