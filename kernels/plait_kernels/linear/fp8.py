@@ -20,6 +20,8 @@ GROUP = 128
 LARGEST = 448.0
 """Of e4m3."""
 FP8 = torch.float8_e4m3fn
+ROWS_MULTIPLE = 4
+"""Of rows with grouped scales, for cuBLASLt, which reads scales by 16 bytes."""
 MULTIPLE = 16
 """Of inputs and outputs, for the tensor cores."""
 
@@ -94,6 +96,13 @@ class Fp8Rows:
     """e4m3."""
     scale: Tensor
     """float32: ``[N, 1]``, or ``[N, G]``, columns contiguous."""
+
+    def in_fours(self) -> Fp8Rows:
+        """With as many more rows, of any value, as make a multiple of four; kernels leave room for them."""
+        (num_rows, num_inputs), num_groups = self.stored_NI.shape, self.scale.shape[1]
+        whole = -(-num_rows // ROWS_MULTIPLE) * ROWS_MULTIPLE
+        stored_NI = self.stored_NI.as_strided((whole, num_inputs), self.stored_NI.stride())
+        return Fp8Rows(stored_NI, self.scale.as_strided((whole, num_groups), self.scale.stride()))
 
     def dequantised(self) -> Tensor:
         """float32 ``[N, I]``."""

@@ -37,6 +37,7 @@ def fp8_gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Tile, out_NO: Tensor) -> Te
         _split_counters(out_NO.device),
         num_rows,
         num_outputs,
+        rows.scale.stride(1),
         NUM_INPUTS=num_inputs,
         IS_EVEN=num_outputs % tile.outputs == 0 and num_inputs % (tile.inputs * tile.splits) == 0,
         BLOCK_ROWS=weight.block_rows,
@@ -59,7 +60,7 @@ def _split_counters(device: torch.device) -> Tensor:
     return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
 
 
-@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows", "scale_stride"])  # type: ignore[untyped-decorator]
 def _fp8_gemm_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     x_scale_ptr,
@@ -70,6 +71,7 @@ def _fp8_gemm_kernel(  # type: ignore[no-untyped-def]
     arrived_ptr,
     num_rows,
     num_outputs,
+    scale_stride,
     NUM_INPUTS: tl.constexpr,
     IS_EVEN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -106,7 +108,7 @@ def _fp8_gemm_kernel(  # type: ignore[no-untyped-def]
         if IS_GROUPED:
             group = (first + begin) // GROUP
             is_group = group < NUM_GROUPS
-            x_scale = tl.load(x_scale_ptr + group * num_rows + row, mask=is_row & is_group, other=0.0)
+            x_scale = tl.load(x_scale_ptr + group * scale_stride + row, mask=is_row & is_group, other=0.0)
             if BLOCK_ROWS >= OUTPUTS:
                 block = tl.program_id(0) * OUTPUTS // BLOCK_ROWS
                 w_scale = tl.load(scale_ptr + block * NUM_GROUPS + group, mask=is_group, other=0.0)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from plait_kernels.activation import silu_mul
-from plait_kernels.linear.fp8 import GROUP, MULTIPLE, Fp8Rows, Fp8Weight
+from plait_kernels.linear.fp8 import GROUP, MULTIPLE, ROWS_MULTIPLE, Fp8Rows, Fp8Weight
 from plait_kernels.linear.gemm import fp8_gemm, gemv, quantise_rows, rmsnorm_quantise, silu_mul_quantise
 from plait_kernels.linear.gemm_tuning import FP8_TILE, fp8_tiles_of
 from plait_kernels.linear.matrix import Matrix
@@ -100,7 +100,11 @@ def takes_scaled_mm(weight: Fp8Weight) -> bool:
 
 def scaled_mm(rows: Fp8Rows, weight: Fp8Weight, out_NO: Tensor, *, use_fast_accum: bool) -> Tensor:
     """torch's GEMM, written to ``out_NO``; fast sums have about 14 bits and do not exist for blocks."""
-    scale = weight.scale.t() if weight.block_rows else weight.scale[None]
+    scale, num_rows = weight.scale.t() if weight.block_rows else weight.scale[None], len(out_NO)
+    if weight.block_rows and num_rows % ROWS_MULTIPLE:
+        rows = rows.in_fours()
+        padded_NO = out_NO.new_empty(len(rows.stored_NI), out_NO.shape[1])
+        return out_NO.copy_(scaled_mm(rows, weight, padded_NO, use_fast_accum=use_fast_accum)[:num_rows])
     return torch._scaled_mm(
         rows.stored_NI,
         weight.stored_OI.t(),

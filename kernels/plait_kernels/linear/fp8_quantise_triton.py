@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plait_kernels.linear.fp8 import FP8, GROUP, LARGEST, Fp8Rows
+from plait_kernels.linear.fp8 import FP8, GROUP, LARGEST, ROWS_MULTIPLE, Fp8Rows
 from plait_kernels.linear.reference import RowNorm
 from plait_kernels.pdl import pdl_launch, pdl_wait
 
@@ -39,8 +39,10 @@ def silu_mul_quantise(gate_up_N2I: Tensor, *, is_grouped: bool) -> Fp8Rows:
 
 def _empty(like: Tensor, width: int, is_grouped: bool) -> Fp8Rows:
     num_groups = triton.cdiv(width, GROUP) if is_grouped else 1
-    scale = torch.empty(num_groups, like.shape[0], dtype=torch.float32, device=like.device).t()
-    return Fp8Rows(torch.empty(like.shape[0], width, dtype=FP8, device=like.device), scale)
+    num_rows = like.shape[0]
+    whole = triton.cdiv(num_rows, ROWS_MULTIPLE) * ROWS_MULTIPLE
+    scale = torch.empty(num_groups, whole, dtype=torch.float32, device=like.device).t()[:num_rows]
+    return Fp8Rows(torch.empty(whole, width, dtype=FP8, device=like.device)[:num_rows], scale)
 
 
 def _launch(
@@ -57,7 +59,7 @@ def _launch(
         sum_NI,
         rows.stored_NI,
         rows.scale,
-        num_rows,
+        rows.scale.stride(1),
         norm.eps if norm else 0.0,
         WIDTH=width,
         BLOCK=block,
@@ -71,7 +73,7 @@ def _launch(
     )
 
 
-@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["scale_stride"])  # type: ignore[untyped-decorator]
 def _quantise_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     residual_ptr,
@@ -79,7 +81,7 @@ def _quantise_kernel(  # type: ignore[no-untyped-def]
     sum_ptr,
     out_ptr,
     scale_ptr,
-    num_rows,
+    scale_stride,
     eps,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -116,7 +118,7 @@ def _quantise_kernel(  # type: ignore[no-untyped-def]
         stored = tl.reshape(x * factor[:, None], [BLOCK])
         group = tl.arange(0, GROUPS)
         is_group = group < (WIDTH + GROUP - 1) // GROUP
-        tl.store(scale_ptr + group.to(tl.int64) * num_rows + row, largest / LARGEST, mask=is_group)
+        tl.store(scale_ptr + group.to(tl.int64) * scale_stride + row, largest / LARGEST, mask=is_group)
     else:
         largest = tl.max(tl.abs(x), axis=0)
         stored = x * tl.where(largest == 0.0, 0.0, LARGEST / largest)

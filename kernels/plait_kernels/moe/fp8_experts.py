@@ -15,9 +15,6 @@ from plait_kernels.linear.fp8 import FP8, Fp8Weight, quantise_rows
 from plait_kernels.linear.fp8_reference import silu_mul_quantise
 from plait_kernels.moe.parts import MAX_INDEXED, RowParts
 
-MAX_TRITON = 1024
-"""Above so many tokens torch's grouped GEMM is faster; it takes a scale for each output."""
-
 
 @dataclass(frozen=True, slots=True)
 class Fp8Experts:
@@ -36,17 +33,13 @@ class Fp8Experts:
             from plait_kernels.moe import indexed_gemv_triton
 
             return indexed_gemv_triton.expert_mlps(x_TH, *experts, weights_TK, experts_TK)
-        from plait_kernels.moe import fp8_grouped_gemm_torch, fp8_grouped_gemm_triton
+        from plait_kernels.moe import fp8_grouped_gemm_triton
         from plait_kernels.moe.grouped_gemm_triton import combine
 
         out_TH = torch.empty_like(x_TH)
-        if len(x_TH) > MAX_TRITON and not self.down_EHI.block_rows:
-            parts_NH, index_N = fp8_grouped_gemm_torch.expert_parts(x_TH, *experts, experts_TK)
-            combine(parts_NH, weights_TK, out_TH, index_N)
-        else:
-            pairs_per_expert = experts_TK.numel() / len(self.down_EHI.stored_OI)
-            parts_NH = fp8_grouped_gemm_triton.expert_parts(x_TH, *experts, experts_TK, pairs_per_expert)
-            combine(parts_NH, weights_TK, out_TH)
+        pairs_per_expert = experts_TK.numel() / len(self.down_EHI.stored_OI)
+        parts_NH = fp8_grouped_gemm_triton.expert_parts(x_TH, *experts, experts_TK, pairs_per_expert)
+        combine(parts_NH, weights_TK, out_TH)
         return out_TH
 
     def parts(self, x_GH: Tensor, weights_GK: Tensor, experts_GK: Tensor, num_ranks: int) -> RowParts:

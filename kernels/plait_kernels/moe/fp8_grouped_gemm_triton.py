@@ -47,7 +47,6 @@ def _grouped_gemm(
 ) -> None:
     """Pair n's row is ``n // top_k``."""
     num_experts, num_outputs, num_inputs = weight.stored_OI.shape
-    num_rows = rows.stored_NI.shape[0]
     _fp8_grouped_kernel[grouped_grid(tile, num_outputs, num_experts, lists[2])](
         rows.stored_NI,
         rows.scale,
@@ -55,7 +54,7 @@ def _grouped_gemm(
         weight.scale,
         out_NO,
         *lists,
-        num_rows,
+        rows.scale.stride(1),
         NUM_OUTPUTS=num_outputs,
         NUM_INPUTS=num_inputs,
         TOP_K=top_k,
@@ -66,7 +65,7 @@ def _grouped_gemm(
     )
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_rows"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_tokens", "scale_stride"])  # type: ignore[untyped-decorator]
 def _fp8_grouped_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     x_scale_ptr,
@@ -76,7 +75,7 @@ def _fp8_grouped_kernel(  # type: ignore[no-untyped-def]
     lists_ptr,
     counts_ptr,
     num_tokens,
-    num_rows,
+    scale_stride,
     NUM_OUTPUTS: tl.constexpr,
     NUM_INPUTS: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -109,7 +108,7 @@ def _fp8_grouped_kernel(  # type: ignore[no-untyped-def]
                 weight = tl.load(weight_at + begin, mask=is_input[:, None] & is_output[None, :], other=0.0)
             part = tl.dot(x, weight)
             group = begin // GROUP
-            x_scale = tl.load(x_scale_ptr + group * num_rows + row, mask=is_entry, other=0.0)
+            x_scale = tl.load(x_scale_ptr + group * scale_stride + row, mask=is_entry, other=0.0)
             if BLOCK_ROWS > 0:
                 if BLOCK_ROWS >= OUTPUTS:
                     block = (

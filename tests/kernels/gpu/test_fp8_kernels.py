@@ -14,6 +14,7 @@ from plait_kernels.linear import (
     RowNorm,
     Tile,
     fp8_gemm,
+    fp8_reference,
     gate_up_silu,
     gemv,
     quantise_rows,
@@ -23,7 +24,6 @@ from plait_kernels.linear import (
     silu_mul_quantise,
 )
 from plait_kernels.linear import fp8 as reference
-from plait_kernels.linear import fp8_reference
 from plait_kernels.linear.fp8 import join, quantise_blocks, quantise_outputs
 from plait_kernels.linear.fp8_matrix import fp8_unsupported_reason
 from plait_kernels.moe import Fp8Experts, stack_fp8
@@ -124,7 +124,9 @@ def normal_of(x_NI: Tensor) -> Tensor:
 @pytest.mark.parametrize("shape", [(384, 1408), (6144, 4096), (4096, 12_288), (512, 192)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_row_is_not_rounded_with_or_without_a_norm_and_a_gate(kind: str, shape: tuple[int, int]) -> None:
-    weight, x_1I = KINDS[kind](normal(*shape)), normal(1, shape[1])
+    halves, x_1I = [KINDS[kind](normal(shape[0] // 2, shape[1])) for _ in range(2)], normal(1, shape[1])
+    weight = join(halves)
+    assert weight is not None
     norm = RowNorm(normal(1, shape[1]), normal(shape[1]), 1e-6)
     total_1I = x_1I + norm.residual_1I
     normed_1I = F.rms_norm(total_1I.double(), norm.weight_I.shape, norm.weight_I.double(), norm.eps)
@@ -166,7 +168,7 @@ def test_experts_are_the_weighted_sum_of_their_mlps(kind: str, num_tokens: int) 
     experts = experts_of(kind, 8, 384, 192)
     x_TH, weights_TK = normal(num_tokens, 384), torch.rand(num_tokens, 2, device="cuda")
     # The last expert has no token.
-    chosen_TK = torch.rand(num_tokens, 7, device="cuda").argsort(dim=1)[:, :2]
+    chosen_TK = torch.rand(num_tokens, 7, device="cuda").argsort(dim=1)[:, :2].contiguous()
     parts_NH = reference_parts(x_TH, experts.gate_up_EJH, experts.down_EHI, chosen_TK)
     right_TH = torch.einsum("tkh,tk->th", parts_NH.unflatten(0, (num_tokens, 2)), weights_TK)
     # Rows are rounded to FP8 twice, with a scale for each group here and in places one for each row there.
