@@ -271,7 +271,7 @@ class DeepseekV4:
         self.rope = PairRope(config.rope, sizes.attention.rope_dim, weights.device)
         self.entry_rope = PairRope(sizes.attention.entry_rope, sizes.attention.rope_dim, weights.device)
         self.weight_bytes = weights.held.num_bytes
-        self.gguf_types = frozenset(weights.held.gguf_types)
+        self.quantised_types = frozenset(weights.held.quantised_types)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, attention: Sequence[CompressedStep]) -> Tensor:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
 from plait_worker.weights.formats import mxfp4
-from plait_worker.weights.formats.fp8_blocks import FP8, SCALE_TYPES, Fp8Blocks
-from plait_worker.weights.safetensors_folder import FLOATING, SafetensorsFolder
+from plait_worker.weights.formats.fp8_blocks import Fp8Blocks
+from plait_worker.weights.safetensors_folder import FLOATING, FP8, SCALE_TYPES, SafetensorsFolder
 
 _SAVED = (
     ("embed_tokens.", "embed."),
@@ -43,7 +43,8 @@ class DeepseekV4Files:
     def __init__(self, path: Path) -> None:
         """Read the headers; raises ``ModelFilesError``."""
         self._folder = SafetensorsFolder(path)
-        self._blocks = self._folder.fp8 or _BLOCKS
+        stated = self._folder.fp8
+        self._blocks = _BLOCKS if stated is None or stated.blocks is None else stated.blocks
         scales = {_scale_name(name) for name in self._folder.names if self._is_quantised(name)}
         stored = [name for name in self._folder.names if name not in scales]
         self._stored = {published_name(name): name for name in stored}
@@ -77,6 +78,12 @@ class DeepseekV4Files:
 
     def gguf_bytes(self, _name: str) -> None:
         """A folder has no GGUF blocks."""
+
+    def fp8_weight(self, _name: str) -> None:
+        """Matrices are read dense."""
+
+    def fp8_bytes(self, _name: str) -> None:
+        """Matrices are read dense."""
 
     def _dequantised(self, stored: str) -> Tensor:
         scale = _scale_name(stored)

@@ -15,7 +15,7 @@ from plait_worker.weights.formats.dense import DENSE
 from plait_worker.weights.reader import ExpertShards, MatrixShard, Weights
 from plait_worker.weights.source import TensorSource
 
-_NEVER = ("lm_head.weight", "embed_tokens.weight")
+_NEVER = ("head.weight", "embed_tokens.weight", "embed.weight")
 """The head stays in the model's own type: its error is every logit's."""
 
 
