@@ -88,6 +88,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.num_ranks if self.ranks_per_host is None else self.ranks_per_host
 
 
+# budget: one field a setting of a rank, grouped where several go together
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a rank is given before it dials; the same for all ranks of an engine.
 

@@ -6,9 +6,15 @@ import torch
 from torch import Tensor
 
 from plait_kernels.activation import reference as activation
-from plait_kernels.linear.fp8 import Fp8Rows, Fp8Weight, quantise_rows
+from plait_kernels.linear import fp8
+from plait_kernels.linear.fp8 import Fp8Rows, Fp8Weight
 from plait_kernels.linear.reference import RowNorm
 from plait_kernels.norm import reference as norms
+
+
+def quantise_rows(x_NI: Tensor, *, is_grouped: bool) -> Fp8Rows:
+    """See ``plait_kernels.linear.quantise_rows``."""
+    return fp8.quantise_rows(x_NI, is_grouped=is_grouped)
 
 
 def rmsnorm_quantise(x_NI: Tensor, norm: RowNorm, *, is_grouped: bool) -> tuple[Fp8Rows, Tensor]:
@@ -26,6 +32,3 @@ def silu_mul_quantise(gate_up_N2I: Tensor, *, is_grouped: bool) -> Fp8Rows:
 def fp8_gemm(rows: Fp8Rows, weight: Fp8Weight, _tile: object, out_NO: Tensor) -> Tensor:
     """See ``plait_kernels.linear.fp8_gemm``."""
     return torch.Tensor.copy_(out_NO, rows.dequantised() @ weight.dequantised().T)
-
-
-__all__ = ["fp8_gemm", "quantise_rows", "rmsnorm_quantise", "silu_mul_quantise"]
