@@ -181,7 +181,7 @@ def _formats(
         return checkpoint.formats if _has_quantised_gemm(chosen, device) else []
     if (reason := fp8_unsupported_reason(device, chosen)) is None:
         return checkpoint.formats
-    _log.info("FP8 weights are widened to %s: %s", str(chosen).removeprefix("torch."), reason)
+    _log.info("FP8 weights are upcast to %s: %s", str(chosen).removeprefix("torch."), reason)
     return []
 
 
