@@ -16,7 +16,7 @@ CAPABILITY = 9
 """Of Hopper GPUs, for which the kernels were tried."""
 
 MAX_FAST_INPUTS = 4096
-"""Sums of so many products lose up to 0.7% of the largest output in the tensor cores' own accumulators, an H200 says;
+"""Sums over so many inputs lose up to 0.7% of the largest output in the tensor cores' own accumulators, an H200 says;
 that is a fifth of what rounding rows and weights to FP8 costs. Longer ones are added in float32."""
 
 
