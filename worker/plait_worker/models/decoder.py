@@ -23,13 +23,14 @@ from plait_worker.model_config import ModelConfig
 from plait_worker.models.block import BlockReader, PreparedT, Step
 from plait_worker.models.cpu_stack import read_cpu_stack
 from plait_worker.models.fused import read_fused
+from plait_worker.models.with_vocab_head import WithVocabHead
 from plait_worker.parallel import Parallel
 from plait_worker.rank_sums import Summand
 from plait_worker.rows import Rows
 from plait_worker.weights.reader import Weights
 
 
-class Decoder(Generic[PreparedT]):
+class Decoder(WithVocabHead, Generic[PreparedT]):
     """``plait_worker.models.model.Model`` of any decoder-only family."""
 
     def __init__(
@@ -78,31 +79,6 @@ class Decoder(Generic[PreparedT]):
         for block, pages, step in zip(self.blocks, cache.layers, steps, strict=True):
             x_TD, residual_TD = block(x_TD, residual_TD, step, pages)
         return self.norm.add(x_TD, residual_TD)[0]
-
-    @torch.inference_mode()
-    def logits(self, hidden_SD: Tensor) -> Tensor:
-        """float32 ``[S, V]``."""
-        return self.head(hidden_SD)
-
-    @torch.inference_mode()
-    def shard_logits(self, hidden_SD: Tensor, out_SU: Tensor | None = None) -> Tensor:
-        """See ``VocabHead.shard``."""
-        return self.head.shard(hidden_SD, out_SU)
-
-    @torch.inference_mode()
-    def whole_logits(self, logits_SU: Tensor) -> Tensor:
-        """See ``VocabHead.whole``."""
-        return self.head.whole(logits_SU)
-
-    @torch.inference_mode()
-    def own_rows_of_logits(self, logits_SU: Tensor) -> Tensor:
-        """See ``VocabHead.own_rows``."""
-        return self.head.own_rows(logits_SU)
-
-    @torch.inference_mode()
-    def greedy_ids(self, logits_SU: Tensor) -> Tensor:
-        """See ``VocabHead.greedy``."""
-        return self.head.greedy(logits_SU)
 
 
 class MhaDecoder(Decoder[StepAttention]):

@@ -32,6 +32,7 @@ from plait_worker.layers.streams import StreamHead, StreamMixer
 from plait_worker.layers.vocab import VocabEmbedding, VocabHead
 from plait_worker.model_config import CompressedConfig, ModelConfig, MoeConfig, StreamsConfig
 from plait_worker.models.family import FamilySpec
+from plait_worker.models.with_vocab_head import WithVocabHead
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 from plait_worker.slot_state import LayerState
@@ -241,7 +242,7 @@ class Block:
         return mixing.add(streams_TnD, self.moe(self.moe_norm(x_TD), step.token_ids_T))
 
 
-class DeepseekV4:
+class DeepseekV4(WithVocabHead):
     """``plait_worker.models.model.Model``."""
 
     def __init__(
@@ -290,31 +291,6 @@ class DeepseekV4:
         rotations_TF = (self.entry_rope if has_entries else self.rope).rotations(rows.positions_T)
         of_entries = self.entry_rope.rotations(attention.blocks.first_C) if has_entries else None
         return LayerStep(rows.token_ids_T, rotations_TF, of_entries, window, attention)
-
-    @torch.inference_mode()
-    def logits(self, hidden_SD: Tensor) -> Tensor:
-        """float32 ``[S, V]``."""
-        return self.head(hidden_SD)
-
-    @torch.inference_mode()
-    def shard_logits(self, hidden_SD: Tensor, out_SU: Tensor | None = None) -> Tensor:
-        """See ``VocabHead.shard``."""
-        return self.head.shard(hidden_SD, out_SU)
-
-    @torch.inference_mode()
-    def whole_logits(self, logits_SU: Tensor) -> Tensor:
-        """See ``VocabHead.whole``."""
-        return self.head.whole(logits_SU)
-
-    @torch.inference_mode()
-    def own_rows_of_logits(self, logits_SU: Tensor) -> Tensor:
-        """See ``VocabHead.own_rows``."""
-        return self.head.own_rows(logits_SU)
-
-    @torch.inference_mode()
-    def greedy_ids(self, logits_SU: Tensor) -> Tensor:
-        """See ``VocabHead.greedy``."""
-        return self.head.greedy(logits_SU)
 
 
 FAMILY = FamilySpec(
