@@ -96,7 +96,9 @@ class Slots:
             return inputs
         ensure(not void_R[: inputs.num_prefill].any(), "a chunk begins behind a token that was not sampled")
         slots_R = np.where(void_R, self.dummy_slot, inputs.slots_R)
-        return replace(inputs, slots_R=slots_R, starts_R=np.where(void_R, 0, inputs.starts_R), void_R=void_R)
+        starts_R = np.where(void_R, 0, inputs.starts_R)
+        saved_X3 = inputs.saved_X3[~np.isin(inputs.saved_X3[:, 0], inputs.slots_R[void_R])]
+        return replace(inputs, slots_R=slots_R, starts_R=starts_R, saved_X3=saved_X3, void_R=void_R)
 
     def leave_out(self, slots: Ints, num_last_chunks: int) -> None:
         """The rows of these slots, last chunks first, sampled nothing: their last position is computed again."""

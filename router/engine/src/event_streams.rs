@@ -259,7 +259,11 @@ impl EventStream {
             _ if self.last.is_some() => {}
             _ if record.flags & LAST != 0 => self.last = Some(record.packed.to_vec()),
             _ if self.unsent.len() > self.max_unsent_bytes => return Taken::TooMuch,
-            _ => append_chunk(&mut self.unsent, record.payload),
+            _ => {
+                // One record may repeat all of a long item: it must not count as a client that reads slowly.
+                self.max_unsent_bytes = self.max_unsent_bytes.max(2 * record.payload.len());
+                append_chunk(&mut self.unsent, record.payload);
+            }
         }
         Taken::Kept
     }

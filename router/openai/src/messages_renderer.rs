@@ -225,7 +225,13 @@ impl Renderer for MessagesRenderer {
         if !self.is_stream || !self.has_begun {
             return false;
         }
-        let error = json!({"type": "api_error", "message": error.message});
+        let kind = match error.status {
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            504 => "timeout_error",
+            _ => "api_error",
+        };
+        let error = json!({"type": kind, "message": error.message});
         write_event("error", &json!({"type": "error", "error": error}), out);
         true
     }

@@ -284,11 +284,16 @@ fn holds(leaf: &Map<String, Value>, value: &Value) -> bool {
                 && bound("maximum").is_none_or(|it| number <= it)
                 && bound("exclusiveMinimum").is_none_or(|it| number > it)
                 && bound("exclusiveMaximum").is_none_or(|it| number < it)
-                && bound("multipleOf").is_none_or(|it| (number / it).fract() == 0.0)
+                && bound("multipleOf").is_none_or(|it| is_whole(number / it))
         }),
         _ => true,
     };
     is_listed && is_within && types_of(leaf).iter().any(|kind| is_of(kind, value))
+}
+
+/// But for the rounding of a quotient of decimal fractions.
+fn is_whole(quotient: f64) -> bool {
+    (quotient - quotient.round()).abs() <= 1e-9 * quotient.abs().max(1.0)
 }
 
 fn is_of(kind: &str, value: &Value) -> bool {

@@ -1,5 +1,6 @@
 //! The tools of a chat: what it declares, what may be called, and calls and results in its messages.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use plait_grammar::{CompileError, Form, Limits, check_schema};
@@ -324,13 +325,17 @@ fn check_choice(fields: &ToolFields) -> Result<(), RequestError> {
 
 /// Arguments are JSON objects, and results follow calls.
 fn check_messages(messages: &[Message]) -> Result<(), RequestError> {
-    let mut open: Option<&Vec<Value>> = None;
+    let mut open: Option<HashSet<&str>> = None;
     for (index, message) in messages.iter().enumerate() {
-        match message.get("role").and_then(Value::as_str) {
-            Some("tool") => check_result(index, message, open)?,
-            _ => open = message.get("tool_calls").and_then(Value::as_array),
-        }
         let calls = message.get("tool_calls").and_then(Value::as_array);
+        match message.get("role").and_then(Value::as_str) {
+            Some("tool") => check_result(index, message, open.as_ref())?,
+            _ => {
+                open = calls
+                    .filter(|calls| !calls.is_empty())
+                    .map(|calls| ids_of(calls));
+            }
+        }
         for (at, call) in calls.into_iter().flatten().enumerate() {
             check_arguments(&format!("messages[{index}].tool_calls[{at}]"), call)?;
         }
@@ -338,12 +343,20 @@ fn check_messages(messages: &[Message]) -> Result<(), RequestError> {
     Ok(())
 }
 
+fn ids_of(calls: &[Value]) -> HashSet<&str> {
+    calls
+        .iter()
+        .filter_map(|call| call["id"].as_str())
+        .collect()
+}
+
+/// `open` has the ids of the calls before it.
 fn check_result(
     index: usize,
     message: &Message,
-    open: Option<&Vec<Value>>,
+    open: Option<&HashSet<&str>>,
 ) -> Result<(), RequestError> {
-    let Some(calls) = open.filter(|calls| !calls.is_empty()) else {
+    let Some(ids) = open else {
         let text = format!(
             "`messages[{index}]` is a tool's result, and no message with `tool_calls` comes before it; send the \
              assistant's call too, or leave the result out"
@@ -353,11 +366,7 @@ fn check_result(
     let Some(id) = message.get("tool_call_id").and_then(Value::as_str) else {
         return Ok(());
     };
-    let mut ids = calls
-        .iter()
-        .filter_map(|call| call["id"].as_str())
-        .peekable();
-    if ids.peek().is_none() || ids.any(|it| it == id) {
+    if ids.is_empty() || ids.contains(id) {
         return Ok(());
     }
     let param = format!("messages[{index}].tool_call_id");

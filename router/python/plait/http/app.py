@@ -210,8 +210,9 @@ def _add_error_shapes(app: FastAPI) -> None:
         return _json(error.status_code, body_for(request.url.path, error.status_code, rejection.body()), headers)
 
     @app.exception_handler(Exception)
-    async def bug(_: Request, error: Exception) -> Response:
-        return _json(500, ApiError(500, "a bug in the server; its log has the details").body())
+    async def bug(request: Request, error: Exception) -> Response:
+        body = ApiError(500, "a bug in the server; its log has the details").body()
+        return _json(500, body_for(request.scope["path"], 500, body))
 
 
 def _json(status: int, body: bytes, headers: dict[str, str] | None = None) -> Response:

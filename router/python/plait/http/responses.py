@@ -144,7 +144,7 @@ def _arguments(param: str, arguments: str) -> str:
     try:
         if arguments.strip():
             msgspec.json.decode(arguments, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         problem = f"is {arguments[:64]!r}, which is no JSON object; send the arguments as one"
         raise field_error(param, problem) from None
     return arguments
@@ -222,7 +222,7 @@ def _repeated(body: ResponsesBody, fields: Fields, model: str) -> str:
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": None,
-        "metadata": _raw(fields, "metadata", {}),
+        "metadata": body.metadata or {},
         "model": model,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,

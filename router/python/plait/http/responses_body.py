@@ -108,6 +108,11 @@ class ResponsesBody(SamplingFields, kw_only=True):
     input: str | list[InputItem]
     instructions: str | None = None
     model: str | None = None
+    metadata: (
+        Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
+        | None
+    ) = None
+    """OpenAI's bounds; given back."""
     max_output_tokens: Integer | None = None
     tools: list[ResponsesTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None

@@ -153,12 +153,15 @@ def _scores(q_BIE: Tensor, weights_BI: Tensor, keys_GME: Tensor) -> Tensor:
     return torch.bmm((weights_BI.float() * scale)[:, None], products_BIM.relu_())[:, 0]
 
 
+def _listed(rows_ND: Tensor, index_BM: Tensor) -> Tensor:
+    """float32 ``[B, M, D]``, zero for -1: a weight of zero would not hide a NaN of a row that is not in the list."""
+    listed_BMD = rows_ND.index_select(0, index_BM.clamp(min=0).flatten()).float().view(*index_BM.shape, -1)
+    return listed_BMD.masked_fill((index_BM < 0)[..., None], 0)
+
+
 def _attend(q_BHD: Tensor, sets: list[tuple[Tensor, Tensor]], sinks_H: Tensor, scale: float) -> Tensor:
     """``[B, H, D]`` over several sets of rows, each with a list; -1 is nothing."""
-    keys = [
-        rows.index_select(0, index.clamp(min=0).flatten()).float().view(*index.shape, rows.shape[1])
-        for rows, index in sets
-    ]
+    keys = [_listed(rows, index) for rows, index in sets]
     scores = [torch.bmm(q_BHD, key_BMD.transpose(1, 2)) for key_BMD in keys]
     index_BM = torch.cat([index for _, index in sets], dim=1)
     scores_BHM = torch.cat(scores, dim=2).mul_(scale).masked_fill_((index_BM < 0)[:, None], -torch.inf)

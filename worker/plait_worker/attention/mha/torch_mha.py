@@ -97,7 +97,9 @@ class TorchStep:
 
     def _attend_decode(self, batch: _DecodeBatch, q_TGMD: Tensor, pages: Tensor, out_TGMD: Tensor) -> None:
         """The M queries of a key-value head see the same keys: they take the sequence dimension."""
-        k_BGLD, v_BGLD = batch.pages.gather(pages).to(q_TGMD.dtype)
+        # A weight of zero would not hide a NaN that another request left in a page.
+        is_hidden_B1L1 = batch.mask_B11L.transpose(2, 3) < 0
+        k_BGLD, v_BGLD = batch.pages.gather(pages).to(q_TGMD.dtype).masked_fill_(is_hidden_B1L1, 0)
         out_TGMD[batch.tokens] = F.scaled_dot_product_attention(
             q_TGMD[batch.tokens],
             k_BGLD,

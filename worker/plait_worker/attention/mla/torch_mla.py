@@ -89,7 +89,9 @@ class TorchMlaStep:
         with math_sdpa(q_BHC.device):
             for batch in self.decode_batches:
                 # The heads take the sequence dimension. The rope dims of the values are cut off below.
-                cached_B1LC = self._gather(batch, pages)
+                # A weight of zero would not hide a NaN that another request left in a page.
+                is_hidden_B1L1 = batch.mask_B11L.transpose(2, 3) < 0
+                cached_B1LC = self._gather(batch, pages).masked_fill_(is_hidden_B1L1, 0)
                 out_BHC[batch.rows] = F.scaled_dot_product_attention(
                     q_BHC[batch.rows][:, None],
                     cached_B1LC,
