@@ -55,6 +55,7 @@ GROUPS: dict[str, tuple[str, tuple[Limit, ...]]] = {
             Limit("`bad_words`", OPENAI, "BAD_WORDS"),
             Limit("`top_logprobs`, `prompt_logprobs`", OPENAI, "BEST_TOKENS"),
             Limit("log-probabilities of prompts in one answer", OPENAI, "MAX_PROMPT_LOGPROBS"),
+            Limit("text that `/detokenize` answers", OPENAI, "MAX_DETOKENISED_BYTES", "bytes"),
         ),
     ),
     "Constraints": (

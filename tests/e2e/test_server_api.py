@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +300,45 @@ def test_a_client_that_leaves_gives_its_pages_back(recall_server: Server, recall
         next(lines)
         wait_until(recall_server, leased, lambda num: num > 0)
     wait_until(recall_server, leased, lambda num: num == 0)
+    wait_until(recall_server, "plait_requests_running", lambda num: num == 0)
+
+
+LONG = {"type": "array", "items": {"const": "kilo"}, "minItems": 300}
+"""No answer of a hundred steps validates."""
+
+
+def num_duplicates(server: Server) -> int:
+    """Descriptors of sockets of which the process has another one."""
+    sockets = []
+    for descriptor in Path(f"/proc/{server.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            sockets += [link for link in (str(descriptor.readlink()),) if link.startswith("socket:")]
+    return len(sockets) - len(set(sockets))
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": LONG}}}),
+        ("/v1/messages", {"max_tokens": 4000, "output_config": {"format": {"type": "json_schema", "schema": LONG}}}),
+    ],
+)
+def test_streams_of_every_protocol_are_handed_over_to_the_writer_thread(
+    recall_server: Server, recall_steps: SlowSteps, path: str, fields: dict[str, Any]
+) -> None:
+    """It writes to a descriptor of its own, so that the process has two of that socket."""
+    body = fields | {"messages": HELLO, "stream": True}
+    before = num_duplicates(recall_server)
+    with (
+        recall_steps.within(),
+        httpx.stream("POST", recall_server.url + path, json=body, timeout=60) as response,
+    ):
+        lines = response.iter_lines()  # to drop it would close the stream
+        next(lines)
+        deadline = time.monotonic() + 60
+        while num_duplicates(recall_server) == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
     wait_until(recall_server, "plait_requests_running", lambda num: num == 0)
 
 

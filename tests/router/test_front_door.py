@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from openai.types.responses import ResponseErrorEvent
 from plait.http import connection_limits as limits
 from plait.http.auth import ApiKeys
 from plait.http.key_terms import KeyTerms
 from plait_testing.front_door import BODY, CHAT, Asking, Door, open_door, raw_chat
-from plait_testing.in_memory_engine import LAST, failure, record
+from plait_testing.in_memory_engine import LAST, TOO_SLOW, failure, record
 
 ERROR = b'{"error":{"message":"no","type":"server_error","param":null,"code":null}}'
 
@@ -308,6 +309,24 @@ def test_a_stream_of_messages_that_fails_ends_with_an_error_event(door: Door) ->
     door.engine.send(record(stream, b"event: message_start\ndata: {}\n\n"), failure(stream, 500, ERROR))
     last = asking.answer().text.split("\n\n")[-2]
     assert last == 'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"no"}}'
+
+
+def test_a_stream_of_a_response_that_is_cut_off_ends_with_an_error_event(door: Door) -> None:
+    asking = Asking(door, "/v1/responses", input="x", stream=True)
+    stream = door.wait_for(1)
+    begun = b'event: response.created\ndata: {"type":"response.created","sequence_number":0}\n\n'
+    door.engine.send(record(stream, begun), record(stream, b"", LAST | TOO_SLOW))
+    name, data = asking.answer().text.split("\n\n")[-2].split("\ndata: ")
+    event = ResponseErrorEvent.model_validate_json(data, strict=True)
+    assert (name, event.code, event.param) == ("event: error", "slow_client", None)
+    assert "read too slowly" in event.message
+    assert event.sequence_number > 0
+
+
+def test_a_name_of_any_length_is_cut_in_an_error(door: Door) -> None:
+    answer = httpx.post(door.url + CHAT, json=BODY | {"chat_template_kwargs": {"k" * 100_000: 1 << 70}}, timeout=60)
+    assert answer.status_code == 400
+    assert len(answer.content) < 1000
 
 
 def test_the_load_is_what_is_not_answered(door: Door) -> None:

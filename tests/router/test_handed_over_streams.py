@@ -11,7 +11,7 @@ import httpx
 import pytest
 from plait.http.connection_limits import HEADER_SECONDS, WRITE_SECONDS
 from plait.http.streams import MAX_BACKLOG_BYTES
-from plait_testing.front_door import Asking, Door, open_door, raw_chat
+from plait_testing.front_door import CHAT, Asking, Door, open_door, raw_chat
 from plait_testing.in_memory_engine import GONE, LAST, failure, record
 
 
@@ -77,10 +77,21 @@ def door(sockets: InMemorySockets) -> Iterator[Door]:
     yield from open_door(None, sockets)
 
 
-def test_the_engine_writes_between_the_first_part_and_the_last(door: Door, sockets: InMemorySockets) -> None:
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {"max_tokens": 1}),
+    ],
+)
+def test_the_engine_writes_between_the_first_part_and_the_last(
+    door: Door, sockets: InMemorySockets, path: str, fields: dict[str, object]
+) -> None:
     client = httpx.Client(timeout=60)
     for number in (1, 2):  # on one connection
-        asking = Asking(door, client=client, stream=True)
+        asking = Asking(door, path, client=client, stream=True, **fields)
         stream = door.wait_for(number)
         door.engine.send(record(stream, b"data: 1\n\n"))
         sockets.write(stream, b"data: 2\n\n")

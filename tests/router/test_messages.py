@@ -185,7 +185,7 @@ def test_errors_have_anthropics_form_on_its_paths_alone() -> None:
         error_event("/v1/messages", 413, body)
         == b"event: error\ndata: " + json.dumps(told).encode().replace(b": ", b":").replace(b", ", b",") + b"\n\n"
     )
-    assert error_event("/v1/responses", 413, body) == b"data: " + body + b"\n\n"
+    assert error_event("/v1/chat/completions", 413, body) == b"data: " + body + b"\n\n"
 
 
 CLAUDE_CODE = {

@@ -95,6 +95,32 @@ def test_the_response_repeats_the_request_on_one_line() -> None:
     assert (repeated["model"], repeated["store"], repeated["tool_choice"]) == ("tiny", False, "auto")
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "repeated"),
+    [
+        ("reasoning", {"effort": "low"}, {"effort": "low", "summary": None}),
+        ("text", {"format": {"type": "json_object"}}, {"format": {"type": "json_object"}}),
+        ("text", {"verbosity": "medium"}, {"format": {"type": "text"}, "verbosity": "medium"}),
+        ("tool_choice", {"type": "function", "name": "shell"}, {"type": "function", "name": "shell"}),
+        (
+            "tool_choice",
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "shell"}]},
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "shell"}]},
+        ),
+    ],
+)
+def test_the_response_repeats_no_name_that_the_api_does_not_have(name: str, given: Any, repeated: Any) -> None:
+    fields = response(tools=[TOOL], **{name: given | {"k" * 100_000: 1}}).protocol.fields
+    assert json.loads(fields)[name] == repeated
+    assert len(fields) < 1000
+
+
+def test_a_schema_is_repeated_with_its_name() -> None:
+    asked = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+    repeated = json.loads(response(text={"format": asked}).protocol.fields)
+    assert repeated["text"] == {"format": asked | {"description": None}}
+
+
 def test_what_changes_nothing_here_is_taken() -> None:
     response(
         store=True,
@@ -131,6 +157,7 @@ def test_what_this_server_lacks_is_refused_by_its_name(name: str) -> None:
         ({"input": [call("1", '{"a":' + "[" * 3000)]}, "input[0].arguments"),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
         ({"metadata": {"a": "b" * 513}}, "metadata[...]"),
+        ({"metadata": {"a" * 65: "b"}}, "metadata"),
         ({"input": [call("1"), {"type": "function_call_output", "call_id": "1"}]}, "input[1].output"),
         ({"input": [{"role": "user", "content": "x"}] * (MAX_ITEMS + 1)}, "input"),
         ({"input": 5}, "input"),

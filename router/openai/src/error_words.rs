@@ -18,6 +18,9 @@ const MESSAGES: Names = &[
     ("thinking_token_budget", "thinking.budget_tokens"),
     ("reasoning_effort", "output_config.effort"),
 ];
+/// Only a template refuses to continue a message here: a last message that is not the assistant's is never continued.
+const NOT_CONTINUED: &str = "the last of `messages` is the assistant's, which the answer continues, and this model's \
+     chat template does not show it as it was sent; end with a message of the user";
 /// What these APIs write without `function` in between.
 const RESPONSES_TOOLS: Names = &[(".function", "")];
 const MESSAGES_TOOLS: Names = &[(".function.parameters", ".input_schema"), (".function", "")];
@@ -32,7 +35,12 @@ pub(crate) fn in_words_of(input: &Input, error: RequestError) -> RequestError {
         Input::Chat {
             protocol: Protocol::Messages,
             ..
-        } => (MESSAGES, MESSAGES_TOOLS),
+        } => match &*error.param {
+            "continue_final_message" => {
+                return RequestError::invalid("messages", NOT_CONTINUED);
+            }
+            _ => (MESSAGES, MESSAGES_TOOLS),
+        },
         Input::Chat { .. } | Input::Completion { .. } => return error,
     };
     RequestError {

@@ -43,6 +43,8 @@ const TRUNCATED_TOKENS: RangeInclusive<i32> = 1..=i32::MAX;
 /// A prompt that is truncated may have so many contexts' worth of tokens before.
 pub(crate) const MAX_TRUNCATED: usize = 4;
 const PRIORITIES: RangeInclusive<i32> = i32::MIN..=i32::MAX;
+/// Text of one call of `/detokenize`. A token may stand for hundreds of bytes.
+pub(crate) const MAX_DETOKENISED_BYTES: usize = 8 << 20;
 /// Log-probabilities of prompt tokens in one answer: each takes about 100 bytes of its JSON.
 const MAX_PROMPT_LOGPROBS: usize = 1 << 19;
 /// Bytes of prompts, as text and as ids, in the choices of one answer: more would hold up the thread that writes all

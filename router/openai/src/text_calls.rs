@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::error::RequestError;
 use crate::error_words::in_words_of;
 use crate::json::append;
-use crate::limits::{self, MAX_TRUNCATED};
+use crate::limits::{self, MAX_DETOKENISED_BYTES, MAX_TRUNCATED};
 use crate::prepare::calls_of;
 use crate::prompt_encoder::{PromptEncoder, check_ids};
 use crate::request::{Input, PromptFields, Protocol};
@@ -132,7 +132,20 @@ fn detokenise(
         );
         return Err(RequestError::invalid("tokens", message));
     }
-    Ok(model.decode(&check_ids(model, "tokens", tokens)?))
+    let tokens = check_ids(model, "tokens", tokens)?;
+    let vocabulary = model.vocabulary();
+    let num_bytes: usize = tokens
+        .iter()
+        .map(|id| vocabulary.piece(*id).bytes.len())
+        .sum();
+    if num_bytes > MAX_DETOKENISED_BYTES {
+        let message = format!(
+            "`tokens` are {num_bytes} bytes of text, where 0 to {MAX_DETOKENISED_BYTES} are allowed; send them in several \
+             calls"
+        );
+        return Err(RequestError::invalid("tokens", message));
+    }
+    Ok(model.decode(&tokens))
 }
 
 /// What evaluation harnesses read in place of a tokenizer's files.

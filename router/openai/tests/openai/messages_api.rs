@@ -211,3 +211,17 @@ fn errors_name_the_fields_of_this_api() {
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": 1}});
     assert_eq!(refused(json!({"tools": [tool]})), "tools[0].input_schema");
 }
+
+#[test]
+fn a_message_that_a_template_does_not_continue_is_named_as_this_api_names_it() {
+    let folder = Folder::new(&byte_level());
+    folder.write("chat_template.jinja", "{{ messages | length }}");
+    let changes = json!({
+        "messages": [{"role": "assistant", "content": "not shown"}],
+        "continue_final_message": true, "add_generation_prompt": false, "tools": []
+    });
+    let error = prepare(&folder.load(), &asked(&changes)).unwrap_err();
+    assert_eq!(error.param, "messages");
+    assert!(!error.message.contains("continue_final_message"), "{error}");
+    assert!(error.message.ends_with("end with a message of the user"));
+}

@@ -80,6 +80,29 @@ fn ids_that_the_model_does_not_have_are_refused() {
 }
 
 #[test]
+fn the_text_of_one_call_is_bounded_in_bytes() {
+    let long = "x".repeat(64 << 10);
+    let mut tokenizer = byte_level();
+    let vocab = &mut tokenizer["model"]["vocab"];
+    let id = vocab.as_object().unwrap().len();
+    vocab[&long] = id.into();
+    let model = Folder::new(&tokenizer).load();
+    let answer = |num: usize| {
+        let call = json!({"call": "detokenize", "tokens": vec![id; num]});
+        answer_text_call(&model, &serde_json::from_value(call).unwrap(), CONTEXT)
+    };
+    let most = (8 << 20) / long.len();
+    assert!(answer(most).unwrap().len() > 8 << 20);
+    let error = answer(most + 1).unwrap_err();
+    assert!(
+        error
+            .message
+            .starts_with("`tokens` are 8454144 bytes of text, where 0 to 8388608 are allowed"),
+        "{error}"
+    );
+}
+
+#[test]
 fn the_tokenizer_tells_what_evaluation_harnesses_ask_for() {
     let info = called(json!({"call": "tokenizer_info"})).unwrap();
     let names = [

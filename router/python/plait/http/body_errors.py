@@ -13,7 +13,7 @@ from plait.http.errors import ApiError
 
 INVALID = "invalid_value"
 
-_MESSAGE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_MESSAGE = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\[(?P<index>[^\]]*)\]|(?P<name>[^.\[]+)")
 _TYPES = {
     "int": "a whole number",
@@ -25,6 +25,8 @@ _TYPES = {
 }
 _MAX_SHOWN = 64
 """Characters of a value in a message."""
+_MAX_NAME = 256
+"""Characters of a field's name: objects of any names may be in it."""
 
 
 class _Spot(NamedTuple):
@@ -41,7 +43,9 @@ def shown(raw: msgspec.Raw) -> str:
 
 
 def field_error(param: str, problem: str, code: str = INVALID) -> ApiError:
-    """A 400 for the field `param`; `problem` goes on after its name."""
+    """A 400 for the field `param`, cut to what a reader needs; `problem` goes on after its name."""
+    if len(param) > _MAX_NAME:
+        param = f"{param[:_MAX_NAME]}..."
     return ApiError(400, f"`{param}` {problem}", param=param, code=code)
 
 

@@ -100,6 +100,8 @@ _ANTHROPIC = {
 
 class _Told(msgspec.Struct):
     message: str
+    param: str | None = None
+    code: str | None = None
 
 
 class _OpenAiBody(msgspec.Struct):
@@ -115,10 +117,27 @@ def body_for(path: str, status: int, body: bytes) -> bytes:
     return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
 
 
+RESPONSES_PATH = "/v1/responses"
+_NO_COUNT = (1 << 31) - 1
+"""The `sequence_number` of an event whose stream's events were counted elsewhere: larger than theirs."""
+
+
 def error_event(path: str, status: int, body: bytes) -> bytes:
-    """The last event of a stream that fails."""
-    told = body_for(path, status, body)
-    return (b"data: " if told is body else b"event: error\ndata: ") + told + b"\n\n"
+    """The last event of a stream that fails, as the API that has this path writes it."""
+    if path == RESPONSES_PATH:
+        told = _response_error(body)
+    elif path == MESSAGES_PATH:
+        told = body_for(path, status, body)
+    else:
+        return b"data: " + body + b"\n\n"
+    return b"event: error\ndata: " + told + b"\n\n"
+
+
+def _response_error(body: bytes) -> bytes:
+    """The data of the `error` event of `/v1/responses`."""
+    error = msgspec.json.decode(body, type=_OpenAiBody).error
+    event = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+    return msgspec.json.encode(event | {"sequence_number": _NO_COUNT})
 
 
 _MAX_SHOWN_CHARACTERS = 256

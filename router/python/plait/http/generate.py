@@ -100,7 +100,7 @@ async def _hand_over(stream: Stream, socket: AnswerSocket) -> Data | Failure | G
         part = await stream.next()
     except OSError as error:
         message = f"the server could not open a file descriptor for this stream ({error}); try again later"
-        part = Failure(503, 1, error_body(503, message))
+        part = Failure(503, 1, error_body(503, message, code="service_unavailable"))
     finally:
         socket.take_back()
     if isinstance(part, Gone):

@@ -10,7 +10,7 @@ import msgspec
 from plait.http.api import AnswerProtocol, GenerateRequest
 from plait.http.bodies import Json
 from plait.http.body_errors import INVALID, field_error
-from plait.http.body_reader import Fields, ServedNames, decode_with_fields, given, served_name
+from plait.http.body_reader import ServedNames, decode, given, served_name
 from plait.http.constraints import Constraint, schema_constraint
 from plait.http.conversation import Conversation
 from plait.http.errors import ApiError
@@ -19,9 +19,11 @@ from plait.http.responses_body import (
     UNSUPPORTED_RESPONSES,
     InputItem,
     ItemPart,
+    ReasoningSettings,
     ResponsesBody,
     ResponsesTool,
     ResponsesToolChoice,
+    TextFormat,
     TextSettings,
 )
 from plait.http.tools import AskedChoice
@@ -35,10 +37,11 @@ _UNSUPPORTED = "unsupported_value"
 
 def read_response(raw: bytes, served: ServedNames, client: ClientIdentity = ANONYMOUS) -> GenerateRequest:
     """The request in the body of `POST /v1/responses`; raises `ApiError`."""
-    body, fields = decode_with_fields(raw, ResponsesBody, UNSUPPORTED_RESPONSES)
+    body = decode(raw, ResponsesBody, UNSUPPORTED_RESPONSES)
     model, stream = served_name(body.model, served), bool(body.stream)
     check_stream(stream, body.stream_options)
     _check_include(body.include or [])
+    constraint = _constraint(body.text)
     return GenerateRequest(
         kind="chat",
         id=f"resp_{os.urandom(16).hex()}",
@@ -52,11 +55,11 @@ def read_response(raw: bytes, served: ServedNames, client: ClientIdentity = ANON
         tools=_tools(body.tools or []),
         tool_choice=_tool_choice(body.tool_choice),
         single_call=body.parallel_tool_calls is False,
-        protocol=AnswerProtocol(name="responses", fields=_repeated(body, fields, model)),
+        protocol=AnswerProtocol(name="responses", fields=_repeated(body, model)),
         max_tokens=body.max_output_tokens,
         sampling=sampling_of(body),
         seed=body.seed,
-        constraint=_constraint(body.text),
+        constraint=constraint,
         priority=body.priority or 0,
         tenant=client.tenant(body.user),
         salt=client.salt(body.cache_salt),
@@ -215,7 +218,7 @@ def _constraint(text: TextSettings | None) -> Constraint | None:
             raise field_error("text.format.type", problem, INVALID)
 
 
-def _repeated(body: ResponsesBody, fields: Fields, model: str) -> str:
+def _repeated(body: ResponsesBody, model: str) -> str:
     """What the response says of the request, as JSON without spaces."""
     asked: dict[str, Json] = {
         "background": False,
@@ -226,11 +229,11 @@ def _repeated(body: ResponsesBody, fields: Fields, model: str) -> str:
         "model": model,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
-        "reasoning": _raw(fields, "reasoning", {"effort": None, "summary": None}),
+        "reasoning": body.reasoning or ReasoningSettings(),
         "store": False,
         "temperature": body.temperature,
-        "text": _raw(fields, "text", {"format": {"type": "text"}}),
-        "tool_choice": _raw(fields, "tool_choice", "auto"),
+        "text": _shown_text(body.text or TextSettings()),
+        "tool_choice": _shown_choice(body.tool_choice or "auto"),
         "tools": [_shown_tool(tool) for tool in body.tools or []],
         "top_p": body.top_p,
         "truncation": "disabled",
@@ -242,7 +245,27 @@ def _repeated(body: ResponsesBody, fields: Fields, model: str) -> str:
         raise ApiError(400, "the body is not valid JSON; correct it") from None
 
 
-def _raw(fields: Fields, name: str, default: Json) -> Json:
-    """A field as it came, if it did."""
-    raw = fields.get(name)
-    return default if raw is None or bytes(raw) == b"null" else raw
+def _shown_text(text: TextSettings) -> dict[str, Json]:
+    """The names that this API has, and none besides: a response repeats it in several events."""
+    shown: dict[str, Json] = {"format": _shown_format(text.format or TextFormat())}
+    return shown if text.verbosity is None else shown | {"verbosity": text.verbosity}
+
+
+def _shown_format(asked: TextFormat) -> dict[str, Json]:
+    if asked.type != "json_schema":
+        return {"type": asked.type}
+    return {
+        "type": asked.type,
+        "name": asked.name,
+        "description": asked.description,
+        "schema": asked.schema,
+        "strict": asked.strict,
+    }
+
+
+def _shown_choice(choice: str | ResponsesToolChoice) -> Json:
+    if isinstance(choice, str):
+        return choice
+    if choice.type == "allowed_tools":
+        return {"type": choice.type, "mode": choice.mode, "tools": choice.tools}
+    return {"type": choice.type, "name": choice.name}

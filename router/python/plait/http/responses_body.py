@@ -82,6 +82,11 @@ class TextFormat(msgspec.Struct, kw_only=True):
     """What the answer must be."""
 
     type: str = "text"
+    name: str | None = None
+    """Given back, as the next two."""
+    description: str | None = None
+    strict: bool | None = None
+    """A schema holds in any case."""
     schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
 
