@@ -13,8 +13,8 @@ from plait_kernels.attention import attend
 from plait_kernels.attention.cpu import HeadSizes
 from plait_kernels.attention.paged_cpu import PagedHeads, PagedRows
 from plait_kernels.cpu import library
-from plait_kernels.linear import GgufMatrix, GgufWeight, PanelMatrix, can_pack
-from plait_kernels.linear.gguf import ACTIVATION_LIMITS, KINDS, join, quantise_and_dequantise
+from plait_kernels.linear import BlockWeight, CpuBlockMatrix, PanelMatrix, can_pack
+from plait_kernels.linear.blocks import ACTIVATION_LIMITS, KINDS, join, quantise_and_dequantise
 from plait_kernels.mla.cpu import AbsorbedRows, DecompressedRows, PagedMla
 from plait_kernels.moe import pack_experts
 from plait_kernels.moe.cpu import ExpertPanels, can_pack_experts, dense_experts
@@ -98,10 +98,10 @@ def test_a_gemm_of_several_block_types_is_each_ones_rows() -> None:
     assert join([parts[1].rows(range(40)), parts[0]]) is None, "a type ends within a panel"
 
 
-def check_gemm(parts: list[GgufWeight], activation_bits: int) -> None:
+def check_gemm(parts: list[BlockWeight], activation_bits: int) -> None:
     values = torch.cat([part.dequantised() for part in parts]).double()
     bias = torch.randn(len(values)).bfloat16()
-    matrix = GgufMatrix(parts, bias, torch.bfloat16, activation_bits)
+    matrix = CpuBlockMatrix(parts, bias, torch.bfloat16, activation_bits)
     for num_rows in (1, 13, 100):
         x = torch.randn(num_rows, values.shape[1]).bfloat16()
         x[0, :32] = 0
@@ -133,7 +133,7 @@ def store_with(x: Tensor) -> None:
 
 DOORS: dict[str, Callable[[Tensor], object]] = {
     "matrix": lambda x: PanelMatrix(torch.zeros(8, 64), None)(x),
-    "blocks": lambda x: GgufMatrix([random_blocks("Q8_0", 8, 64)], None, torch.float32, 16).matmul_float32(x),
+    "blocks": lambda x: CpuBlockMatrix([random_blocks("Q8_0", 8, 64)], None, torch.float32, 16).matmul_float32(x),
     "experts": lambda x: dense_experts([(torch.zeros(64, 64), torch.zeros(64, 32))])(
         x, torch.ones(4, 1), torch.zeros(4, 1, dtype=torch.int64)
     ),
@@ -261,7 +261,7 @@ def test_experts_in_gguf_blocks_are_those_of_their_values(kinds: tuple[str, str]
     gate_ups = [random_blocks(kinds[0], 2 * width, hidden, seed) for seed in range(6)]
     downs = [random_blocks(kinds[1], hidden, width, seed) for seed in range(6)]
     held = ExpertPanels(
-        (GgufMatrix([gate_up], None, torch.float32, 16), GgufMatrix([down], None, torch.float32, 16))
+        (CpuBlockMatrix([gate_up], None, torch.float32, 16), CpuBlockMatrix([down], None, torch.float32, 16))
         for gate_up, down in zip(gate_ups, downs, strict=True)
     )
     gate_up_values, down_values = (torch.stack([each.dequantised() for each in of]) for of in (gate_ups, downs))
@@ -301,7 +301,7 @@ def test_inf_and_nan_pass_through_gemms_with_gguf_blocks(what: float, place: int
     x = torch.randn(9, 256).bfloat16()
     x[4, place] = what
     for activation_bits in ACTIVATION_LIMITS:
-        given = GgufMatrix([random_blocks(kind, 40, 256)], None, torch.bfloat16, activation_bits).matmul_float32(x)
+        given = CpuBlockMatrix([random_blocks(kind, 40, 256)], None, torch.bfloat16, activation_bits).matmul_float32(x)
         assert not given[4].isfinite().any()
         assert given[torch.arange(9) != 4].isfinite().all()
 

@@ -44,7 +44,7 @@ SHORT_OF_MEMORY = """
 import resource
 import torch
 from plait_kernels.cpu import library
-from plait_kernels.linear import GgufMatrix, GgufWeight
+from plait_kernels.linear import CpuBlockMatrix, BlockWeight
 from plait_kernels.sampling import Filters, cpu
 
 VOCAB, SLACK = 1 << 23, 4 << 20
@@ -63,7 +63,7 @@ def used():
         return int(file.read().split()[0]) * resource.getpagesize()
 
 library.set_num_threads(2)
-matrix = GgufMatrix([GgufWeight("Q8_0", torch.zeros(1, 34, dtype=torch.uint8))], None, torch.float32, 16)
+matrix = CpuBlockMatrix([BlockWeight("Q8_0", torch.zeros(1, 34, dtype=torch.uint8))], None, torch.float32, 16)
 rows = torch.ones(1 << 18, 32)
 logits = torch.zeros(2, VOCAB)
 logits[:, 7] = 100

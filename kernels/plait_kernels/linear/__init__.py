@@ -1,6 +1,7 @@
 """GEMM and GEMV with weights of every format; one protocol for the matrices that hold them."""
 
-from plait_kernels.linear.cpu import CpuMatrix, GgufMatrix, PanelMatrix, can_pack
+from plait_kernels.linear.blocks import BlockWeight
+from plait_kernels.linear.cpu import CpuBlockMatrix, CpuMatrix, PanelMatrix, can_pack
 from plait_kernels.linear.fp8 import Fp8Rows, Fp8Weight
 from plait_kernels.linear.fp8_matrix import Fp8Matrix, fp8_unsupported_reason, silu_mul_matmul
 from plait_kernels.linear.gemm import (
@@ -16,7 +17,6 @@ from plait_kernels.linear.gemm import (
     skinny_gemm,
 )
 from plait_kernels.linear.gemm_tuning import Tile, tiles_for, tiles_of, tuning_file
-from plait_kernels.linear.gguf import GgufWeight
 from plait_kernels.linear.matrix import (
     DENSE,
     ExactOnGpu,
@@ -30,13 +30,13 @@ from plait_kernels.linear.reference import RowNorm
 
 __all__ = [
     "DENSE",
+    "BlockWeight",
+    "CpuBlockMatrix",
     "CpuMatrix",
     "ExactOnGpu",
     "Fp8Matrix",
     "Fp8Rows",
     "Fp8Weight",
-    "GgufMatrix",
-    "GgufWeight",
     "GpuMatrix",
     "Matrix",
     "PanelMatrix",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plait_kernels.cpu import library as cpu
 from plait_kernels.cpu.memory import empty
-from plait_kernels.linear.gguf import KINDS, GgufWeight
+from plait_kernels.linear.blocks import KINDS, BlockWeight
 
 PANEL = 32
 """Outputs of a panel."""
@@ -91,17 +91,17 @@ class PanelMatrix(CpuMatrix):
         return None if cpu.open_library() is not None else "is not compiled: install plait-kernels again"
 
 
-class GgufMatrix(CpuMatrix):
-    """Quantised weights in GGUF blocks, times rows that are quantised too (``gguf.quantise_and_dequantise``).
+class CpuBlockMatrix(CpuMatrix):
+    """Quantised weights in GGUF blocks, times rows that are quantised too (``blocks.quantise_and_dequantise``).
 
     The dot product of inputs with a scale of their own (32; 16 in Q6_K) is exact in integers; these are summed in
     float32 in their order, whatever the batch.
     """
 
     def __init__(
-        self, parts: Sequence[GgufWeight], bias_O: Tensor | None, dtype: torch.dtype, activation_bits: int
+        self, parts: Sequence[BlockWeight], bias_O: Tensor | None, dtype: torch.dtype, activation_bits: int
     ) -> None:
-        """``parts`` lie one below the other, as ``gguf.join`` gives them.
+        """``parts`` lie one below the other, as ``blocks.join`` gives them.
 
         ``dtype`` of the rows and of ``bias_O``: bfloat16 or float32; ``activation_bits``: 8 or 16.
         """
@@ -115,7 +115,7 @@ class GgufMatrix(CpuMatrix):
         super().__init__(shape, dtype, ctypes.addressof(array), (panels, array), bias_O, activation_bits)
 
 
-def _block_panels(weight: GgufWeight) -> Tensor:
+def _block_panels(weight: BlockWeight) -> Tensor:
     """uint8 ``[panels, bytes of a panel]``."""
     num_outputs, num_inputs = weight.shape
     kind = KINDS[weight.kind]

@@ -59,10 +59,10 @@ class Source:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.read(name).shape)
 
-    def gguf_weight(self, _name: str) -> None:
+    def block_weight(self, _name: str) -> None:
         """None is stored so."""
 
-    def gguf_bytes(self, _name: str) -> None:
+    def block_bytes(self, _name: str) -> None:
         """None is stored so."""
 
     def fp8_weight(self, _name: str) -> None:

@@ -25,8 +25,8 @@ from plait_worker.models.model import Model
 from plait_worker.models.registry import read_config, read_gguf_config, spec_of
 from plait_worker.parallel import Parallel, check_divisible
 from plait_worker.weights.dummy import DummyWeights
+from plait_worker.weights.formats.blocks import BLOCKS
 from plait_worker.weights.formats.fp8 import FP8_ON_LOAD, FP8_STORED
-from plait_worker.weights.formats.gguf_blocks import GGUF_BLOCKS
 from plait_worker.weights.gguf_file import GgufFile, UnpermutedGguf
 from plait_worker.weights.prefetch import prefetch
 from plait_worker.weights.progress import LoadingProgress
@@ -73,7 +73,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise ModelFilesError(f"{path} does not exist: give a model's folder or a GGUF file")
     file = GgufFile(path)
     config, spec = read_gguf_config(file.metadata)
-    return Checkpoint(config, UnpermutedGguf(file, config) if spec.is_permuted else file, [GGUF_BLOCKS])
+    return Checkpoint(config, UnpermutedGguf(file, config) if spec.is_permuted else file, [BLOCKS])
 
 
 def open_config(path: Path) -> ModelConfig:

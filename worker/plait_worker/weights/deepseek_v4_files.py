@@ -73,10 +73,10 @@ class DeepseekV4Files:
         except ValueError as error:
             raise ModelFilesError(f"tensor {name} cannot be de-quantised: {error}; download the model again") from error
 
-    def gguf_weight(self, _name: str) -> None:
+    def block_weight(self, _name: str) -> None:
         """A folder has no GGUF blocks."""
 
-    def gguf_bytes(self, _name: str) -> None:
+    def block_bytes(self, _name: str) -> None:
         """A folder has no GGUF blocks."""
 
     def fp8_weight(self, _name: str) -> None:

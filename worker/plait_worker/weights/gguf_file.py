@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from gguf.quants import dequantize
 from numpy.typing import NDArray
-from plait_kernels.linear import GgufWeight
-from plait_kernels.linear.gguf import KINDS
+from plait_kernels.linear import BlockWeight
+from plait_kernels.linear.blocks import KINDS
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
@@ -74,14 +74,14 @@ class GgufFile:
         stored = self._by_name[name]
         return torch.from_numpy(self._dequantise(stored)).view(stored.shape)
 
-    def gguf_weight(self, name: str) -> GgufWeight | None:
+    def block_weight(self, name: str) -> BlockWeight | None:
         """A matrix whose block type the kernels take, copied out of the file."""
         stored = self._by_name[name]
         if not stored.has_gemm:
             return None
-        return GgufWeight(stored.tensor.kind.name, torch.from_numpy(self._raw_rows(stored).copy()))
+        return BlockWeight(stored.tensor.kind.name, torch.from_numpy(self._raw_rows(stored).copy()))
 
-    def gguf_bytes(self, name: str) -> int | None:
+    def block_bytes(self, name: str) -> int | None:
         """From the header."""
         stored = self._by_name[name]
         return self._raw_rows(stored).nbytes if stored.has_gemm else None
@@ -146,14 +146,14 @@ class UnpermutedGguf:
         """A tensor in float32, with query and key rows in Hugging Face's order."""
         return self._unpermuted(name, self._file.read(name))
 
-    def gguf_weight(self, name: str) -> GgufWeight | None:
+    def block_weight(self, name: str) -> BlockWeight | None:
         """A quantised matrix, with rows in the same order."""
-        weight = self._file.gguf_weight(name)
-        return weight and GgufWeight(weight.kind, self._unpermuted(name, weight.raw))
+        weight = self._file.block_weight(name)
+        return weight and BlockWeight(weight.kind, self._unpermuted(name, weight.raw))
 
-    def gguf_bytes(self, name: str) -> int | None:
+    def block_bytes(self, name: str) -> int | None:
         """The file's."""
-        return self._file.gguf_bytes(name)
+        return self._file.block_bytes(name)
 
     def fp8_weight(self, name: str) -> None:
         """A GGUF has no FP8."""

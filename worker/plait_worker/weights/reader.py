@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
-from plait_kernels.linear import Fp8Weight, GgufWeight, Matrix
+from plait_kernels.linear import BlockWeight, Fp8Weight, Matrix
 from plait_kernels.moe import Experts
 from torch import Tensor
 
@@ -137,14 +137,14 @@ class Weights:
         self.held.add(full_name, tensor.nbytes)
         return tensor
 
-    def gguf_weight(self, name: str, shape: tuple[int, ...]) -> GgufWeight | None:
-        """A whole matrix as a GGUF has it, for ``keep``; None if it must be taken dense.
+    def block_weight(self, name: str, shape: tuple[int, ...]) -> BlockWeight | None:
+        """A whole matrix in blocks that have a kernel, for ``keep``; None if it must be taken dense.
 
         Raises ``ModelFilesError`` as ``take`` does.
         """
-        return self.source.gguf_weight(self._check_tensor(name, shape))
+        return self.source.block_weight(self._check_tensor(name, shape))
 
-    def keep(self, name: str, weight: GgufWeight) -> None:
+    def keep(self, name: str, weight: BlockWeight) -> None:
         """Count a matrix, or a shard of it, that stays quantised."""
         self.held.add(self.prefix + name, weight.raw.nbytes)
         self.held.quantised_types.add(weight.kind)

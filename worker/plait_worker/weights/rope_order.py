@@ -69,10 +69,10 @@ class _ReorderedSource(ABC):
         """The source's."""
         return self.source.fp8_bytes(name)
 
-    def gguf_weight(self, name: str) -> None:  # noqa: B027 (nothing is stored so)
+    def block_weight(self, name: str) -> None:  # noqa: B027 (nothing is stored so)
         """None: every tensor is read dense."""
 
-    def gguf_bytes(self, name: str) -> None:  # noqa: B027
+    def block_bytes(self, name: str) -> None:  # noqa: B027
         """None: every tensor is read dense."""
 
 

@@ -129,10 +129,10 @@ class SafetensorsFolder:
             )
         return self.mapped(name)
 
-    def gguf_weight(self, name: str) -> None:
+    def block_weight(self, name: str) -> None:
         """A folder has no GGUF blocks."""
 
-    def gguf_bytes(self, name: str) -> None:
+    def block_bytes(self, name: str) -> None:
         """A folder has no GGUF blocks."""
 
     def _scale_names(self) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from plait_kernels.linear import Fp8Weight, GgufWeight
+from plait_kernels.linear import BlockWeight, Fp8Weight
 from torch import Tensor
 
 
@@ -25,12 +25,12 @@ class TensorSource(Protocol):
         """A tensor on the CPU, in the file's floating type or, de-quantised, in float32."""
         ...
 
-    def gguf_weight(self, name: str) -> GgufWeight | None:
-        """A quantised matrix as a GGUF has it; None if its block type has no kernel."""
+    def block_weight(self, name: str) -> BlockWeight | None:
+        """A matrix in quantised blocks; None if it is stored otherwise, or its block type has no kernel."""
         ...
 
-    def gguf_bytes(self, name: str) -> int | None:
-        """What ``gguf_weight`` would take, without reading it."""
+    def block_bytes(self, name: str) -> int | None:
+        """What ``block_weight`` would take, without reading it."""
         ...
 
     def fp8_weight(self, name: str) -> Fp8Weight | None:

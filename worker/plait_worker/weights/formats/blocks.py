@@ -1,13 +1,12 @@
-"""GGUF's quantised matrices, multiplied as they are by the compiled CPU kernels."""
+"""Matrices in quantised blocks, multiplied as they are by the compiled CPU kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import starmap
 
 import torch
-from plait_kernels.linear import GgufMatrix, GgufWeight, Matrix
-from plait_kernels.linear.gguf import PANEL, join
+from plait_kernels.linear import BlockWeight, CpuBlockMatrix, Matrix
+from plait_kernels.linear.blocks import PANEL, join
 from plait_kernels.moe import Experts
 from plait_kernels.moe.cpu import ExpertPanels
 from torch import Tensor
@@ -19,20 +18,20 @@ _BITS = 8
 """Activation bits of experts."""
 
 
-class GgufBlocks:
+class Blocks:
     """``WeightFormat`` of matrices whose block type has a kernel."""
 
     is_quantised = True
 
     def stored_bytes(self, source: TensorSource, name: str) -> int | None:
         """From the header."""
-        return source.gguf_bytes(name)
+        return source.block_bytes(name)
 
-    def read(self, weights: Weights, shard: MatrixShard) -> tuple[GgufWeight, ...] | None:
+    def read(self, weights: Weights, shard: MatrixShard) -> tuple[BlockWeight, ...] | None:
         """Padding has no blocks, and inputs are cut between blocks only."""
         if shard.is_padded:
             return None
-        weight = weights.gguf_weight(shard.name, shard.shape)
+        weight = weights.block_weight(shard.name, shard.shape)
         if weight is not None and shard.rows is not None:
             weight = weight.rows(shard.rows.own)
         if weight is not None and shard.columns is not None:
@@ -40,8 +39,8 @@ class GgufBlocks:
         return None if weight is None else (weight,)
 
     def join(
-        self, weights: Weights, shards: Sequence[MatrixShard], stored: Sequence[tuple[GgufWeight, ...]]
-    ) -> tuple[GgufWeight, ...] | None:
+        self, weights: Weights, shards: Sequence[MatrixShard], stored: Sequence[tuple[BlockWeight, ...]]
+    ) -> tuple[BlockWeight, ...] | None:
         """Block types may differ: None if one ends within a panel."""
         joined = join([part for parts in stored for part in parts])
         if joined is not None:
@@ -51,10 +50,10 @@ class GgufBlocks:
         return joined
 
     def matrix(
-        self, stored: tuple[GgufWeight, ...], bias_O: Tensor | None, dtype: torch.dtype, activation_bits: int
+        self, stored: tuple[BlockWeight, ...], bias_O: Tensor | None, dtype: torch.dtype, activation_bits: int
     ) -> Matrix:
         """Inputs of ``dtype`` are rounded to ``activation_bits``."""
-        return GgufMatrix(stored, bias_O, dtype, activation_bits)
+        return CpuBlockMatrix(stored, bias_O, dtype, activation_bits)
 
     def takes_experts(self, weights: Weights, first: ExpertShards) -> bool:
         """Whether the first one can be kept, and gates end with a panel; all of a layer are stored alike."""
@@ -64,14 +63,14 @@ class GgufBlocks:
         return all(part.shape[0] % PANEL == 0 for parts in gate_up if parts is not None for part in parts)
 
     def experts(
-        self, stored: Iterator[tuple[tuple[GgufWeight, ...], tuple[GgufWeight, ...]]], dtype: torch.dtype
+        self, stored: Iterator[tuple[tuple[BlockWeight, ...], tuple[BlockWeight, ...]]], dtype: torch.dtype
     ) -> Experts:
         """Rows of ``dtype`` are quantised to 8 bits."""
 
-        def packed(gate_up: Sequence[GgufWeight], down: Sequence[GgufWeight]) -> tuple[GgufMatrix, GgufMatrix]:
-            return GgufMatrix(gate_up, None, dtype, _BITS), GgufMatrix(down, None, dtype, _BITS)
+        def packed(parts: Sequence[BlockWeight]) -> CpuBlockMatrix:
+            return CpuBlockMatrix(parts, None, dtype, _BITS)
 
-        return ExpertPanels(starmap(packed, stored))
+        return ExpertPanels((packed(gate_up), packed(down)) for gate_up, down in stored)
 
 
-GGUF_BLOCKS = GgufBlocks()
+BLOCKS = Blocks()

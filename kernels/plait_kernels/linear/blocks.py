@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait_kernels.linear.gguf_values import block_values
+from plait_kernels.linear.block_values import block_values
 
 PANEL = 32
 """Outputs that the kernels compute together."""
@@ -48,8 +48,8 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class GgufWeight:
-    """A matrix as a GGUF stores it."""
+class BlockWeight:
+    """A matrix in quantised blocks, as a file or our repacking has them."""
 
     kind: str
     """One of ``KINDS``."""
@@ -63,39 +63,39 @@ class GgufWeight:
         kind = KINDS[self.kind]
         return num_outputs, num_bytes // kind.file_bytes * kind.inputs
 
-    def rows(self, rows: range) -> GgufWeight:
+    def rows(self, rows: range) -> BlockWeight:
         """Some outputs."""
-        return GgufWeight(self.kind, self.raw[rows.start : rows.stop])
+        return BlockWeight(self.kind, self.raw[rows.start : rows.stop])
 
-    def columns(self, columns: range) -> GgufWeight | None:
+    def columns(self, columns: range) -> BlockWeight | None:
         """Some inputs; None if they begin or end within a block."""
         kind = KINDS[self.kind]
         if columns.start % kind.inputs or columns.stop % kind.inputs:
             return None
         first, end = (bound // kind.inputs * kind.file_bytes for bound in (columns.start, columns.stop))
-        return GgufWeight(self.kind, self.raw[:, first:end])
+        return BlockWeight(self.kind, self.raw[:, first:end])
 
     def dequantised(self) -> Tensor:
         """The blocks' values, float32 ``[O, I]``."""
         return block_values(self.kind, self.raw.unflatten(1, (-1, KINDS[self.kind].file_bytes))).flatten(1)
 
 
-def join(parts: Sequence[GgufWeight]) -> tuple[GgufWeight, ...] | None:
+def join(parts: Sequence[BlockWeight]) -> tuple[BlockWeight, ...] | None:
     """Matrices over the same inputs, one below the other: as few as have one block type each.
 
     None if the block type changes within a panel.
     """
-    joined: list[GgufWeight] = []
+    joined: list[BlockWeight] = []
     for part in parts:
         if joined and joined[-1].kind == part.kind:
-            joined[-1] = GgufWeight(part.kind, torch.cat([joined[-1].raw, part.raw]))
+            joined[-1] = BlockWeight(part.kind, torch.cat([joined[-1].raw, part.raw]))
         else:
             joined.append(part)
     return None if any(part.shape[0] % PANEL for part in joined[:-1]) else tuple(joined)
 
 
 def quantise_and_dequantise(x_NI: Tensor, activation_bits: int) -> Tensor:
-    """``x`` as ``GgufMatrix`` quantises it, float32 ``[N, I]``: integers times a scale for each 32 elements."""
+    """``x`` as ``CpuBlockMatrix`` quantises it, float32 ``[N, I]``: integers times a scale for each 32 elements."""
     most = ACTIVATION_LIMITS[activation_bits]
     x_NB32 = x_NI.float().unflatten(1, (-1, ACTIVATION_BLOCK))
     largest_NB1 = x_NB32.abs().amax(dim=2, keepdim=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def block_values(kind: str, blocks_OBY: Tensor) -> Tensor:
-    """float32 ``[O, B, inputs of a block]`` of uint8 ``[O, B, Y]``; ``kind`` is one of ``gguf.KINDS``."""
+    """float32 ``[O, B, inputs of a block]`` of uint8 ``[O, B, Y]``; ``kind`` is one of ``blocks.KINDS``."""
     return _VALUES[kind](blocks_OBY)
 
 
