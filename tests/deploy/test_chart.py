@@ -281,6 +281,16 @@ def test_quantities_are_compared_as_kubernetes_reads_them(
 
 
 @needs_helm
+def test_numbers_of_args_become_words(tmp_path: Path) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text(yaml.safe_dump(GOOD | {"args": ["--max-batch-tokens", 16_777_216, "--memory-fraction", 0.85]}))
+    done = renderer().render("-f", str(path), "--set", "parallel.tp=2")
+    assert done.returncode == 0, done.stderr
+    (pod,) = (one["spec"]["template"]["spec"] for one in yaml.safe_load_all(done.stdout) if one["kind"] == "Deployment")
+    assert pod["containers"][0]["args"][-4:] == ["--max-batch-tokens", "16777216", "--memory-fraction", "0.85"]
+
+
+@needs_helm
 @pytest.mark.parametrize(
     ("values", "named"),
     [
@@ -289,6 +299,9 @@ def test_quantities_are_compared_as_kubernetes_reads_them(
         ({"model": {"hub": "o/n", "path": "x"}}, "model.path"),
         ({"apiKeys": {"secret": ""}}, "kubectl create secret generic plait-keys"),
         ({"args": ["--tp", "3"]}, "set parallel.tp instead"),
+        ({"args": ["--tp", 3], "parallel": {"tp": 2}}, "args has --tp, which the chart sets itself; set parallel.tp"),
+        ({"args": ["--tp=3"], "parallel": {"tp": 2}}, "set parallel.tp instead, which is 2"),
+        ({"args": ["--enforce-eager", True]}, "/args/1"),
         ({"args": ["--data-parallel-size=2"]}, "set parallel.dp instead"),
         ({"args": ["--host=::"]}, "--host"),
         ({"resources": {"nvidia.com/gpu": 2}}, "nvidia.com/gpu"),

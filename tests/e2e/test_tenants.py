@@ -27,6 +27,7 @@ LENGTHS = range(PROMPT_LEN - MAX_QUEUE, PROMPT_LEN)
 """Prompts of waiting requests: too short for a cached page, and each known by its length in the step trace."""
 KEYS = "heavy weight=3\nplain\nlate priority=2\nother\n"
 LOOKED_AT = ("loaded", "refused")
+PING_METHODS = ("GET", "HEAD", "POST")
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TIMEOUT = 120.0
 
@@ -166,6 +167,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 def test_keys_from_a_file_lock_the_server(shared: Shared, key_file: Path) -> None:
     assert httpx.get(shared.url + "/v1/models", timeout=60).status_code == 401
+    assert all(httpx.request(method, shared.url + "/ping", timeout=60).status_code == 200 for method in PING_METHODS)
     assert httpx.get(shared.url + "/health", timeout=60).status_code == 200
     client = openai.OpenAI(base_url=shared.url + "/v1", api_key="other", max_retries=0)
     hello: Any = [{"role": "user", "content": "copy kilo"}]

@@ -69,13 +69,14 @@ def test_each_key_opens_and_nothing_else_does() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [b"/metrics", b"/openapi.json", b"/nowhere", b"//health", b"/health/", b"/%68ealth", b"/READY", b""]
+    "path",
+    [b"/metrics", b"/openapi.json", b"/nowhere", b"//health", b"/health/", b"/%68ealth", b"/READY", b"/ping/", b""],
 )
 def test_every_other_path_is_locked_whatever_the_router_would_make_of_it(path: bytes) -> None:
     assert status_of(path) == 401
 
 
-@pytest.mark.parametrize("path", [b"/health", b"/ready"])
+@pytest.mark.parametrize("path", [b"/health", b"/ping", b"/ready"])
 def test_probes_need_no_key(path: bytes) -> None:
     assert status_of(path) == 200
 

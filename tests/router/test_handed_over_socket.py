@@ -8,6 +8,8 @@ import socket
 import pytest
 from plait.errors import SettingsError
 from plait.launch.listen import handed_over, url
+from plait.nodes.launch import launch
+from plait.nodes.settings import LaunchSettings
 
 
 def told(num: str = "1", pid: int | None = None) -> dict[str, str]:
@@ -53,3 +55,8 @@ def test_another_kind_of_socket_is_refused(family: socket.AddressFamily) -> None
     held = socket.socket(family, socket.SOCK_DGRAM)
     with pytest.raises(SettingsError, match="is not TCP; give ListenStream= a port"):
         handed_over(told(), has_keys=True, first_fd=held.detach())
+
+
+def test_plait_launch_takes_none() -> None:
+    with pytest.raises(SettingsError, match=r"plait launch opens its ports itself; run `systemctl disable --now`"):
+        launch("MODEL", LaunchSettings(), told())

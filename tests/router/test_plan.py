@@ -13,7 +13,7 @@ from plait.plan.layout import Layout, memory
 from plait.plan.rates import Expectations
 from plait.plan.settings import PlanLoadSettings, PlanServerSettings
 from plait_proto import ExitCode
-from plait_testing.measured_servers import MEASURED, MODELS, SHAPES, measured_pages, measured_rates, model_of
+from plait_testing.measured_servers import MEASURED, MODELS, measured_pages, measured_rates, model_of
 
 MINIMAX = {
     "architectures": ["MiniMaxM2ForCausalLM"],
@@ -58,7 +58,15 @@ def test_the_plan_names_a_layout_its_memory_and_the_command(capsys: pytest.Captu
     printed = capsys.readouterr().out
     assert "2 H200 of 150.8 GB; weights 16.4 GB" in printed
     assert {"--dp 2", "--tp 2"} <= set(re.findall(r"^[* ] (--\S+ \d)", printed, re.MULTILINE))
-    assert f"plait serve {SHAPES} --dp 2 --kv-cache-dtype fp8" in printed
+    assert f"with the folder that has the weights of {MODELS['qwen3-8b']} for MODEL:" in printed
+    assert "  plait serve MODEL --dp 2 --kv-cache-dtype fp8\n" in printed
+
+
+@pytest.mark.parametrize("part", [".", "config.json"])
+def test_a_folder_with_weights_is_in_the_command(part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = MODELS["recall-gqa"]
+    assert cli.run(["plan", str(folder / part), "--max-model-len", "64", "--input-len", "32", "--output-len", "8"]) == 0
+    assert f"Use:\n  plait serve {folder} " in capsys.readouterr().out
 
 
 def test_free_replicas_hold_twice_what_one_holds_and_mla_ranks_copy_their_cache(tmp_path: Path) -> None:

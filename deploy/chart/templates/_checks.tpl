@@ -15,9 +15,12 @@
 {{- fail "apiKeys.secret is empty, and a server that others reach needs keys; run `kubectl create secret generic plait-keys --from-file=keys.txt` and set apiKeys.secret: plait-keys" -}}
 {{- end -}}
 {{- range $word := $v.args -}}
+{{- $word = include "plait.word" $word -}}
 {{- range $flag, $value := dict "--tp" "parallel.tp" "--tensor-parallel-size" "parallel.tp" "--tp-size" "parallel.tp" "--dp" "parallel.dp" "--data-parallel-size" "parallel.dp" "--dp-size" "parallel.dp" "--dp-attention" "parallel.dpAttention" "--enable-dp-attention" "parallel.dpAttention" "--nnodes" "parallel.nodes" "--port" "service.port" "--host" "nothing: the pods listen on all addresses" "--api-key-file" "apiKeys.secret" "--served-model-name" "model.servedName" "--load-timeout-seconds" "probes.loadSeconds" "--keys" "nodeKeys.secret" "--head" "nodeKeys.port" "--meet-timeout-seconds" "probes.loadSeconds" "--shutdown-delay-seconds" "drain.announceSeconds" "--restart" "restart.policy" "--restart-budget" "restart.budget" "--device" "gpu.enabled" "--metrics-without-key" "monitoring.withoutKey" -}}
 {{- if eq (first (splitList "=" $word)) $flag -}}
-{{- fail (printf "args has %s, which the chart sets itself; set %s instead" $flag $value) -}}
+{{- $now := $v -}}
+{{- range $name := splitList "." $value -}}{{- $now = get (default dict $now) $name -}}{{- end -}}
+{{- fail (printf "args has %s, which the chart sets itself; set %s instead%s" $flag $value (ternary (printf ", which is %v" $now) "" (not (empty $now)))) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

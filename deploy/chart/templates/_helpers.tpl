@@ -56,6 +56,11 @@ leaderworkerset.sigs.k8s.io/worker-index: "0"
 {{- mulf (float64 $number) (get $units (trimPrefix $number $text)) -}}
 {{- end -}}
 
+{{/* Of the command line: what --set and YAML read as a number too. */}}
+{{- define "plait.word" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ printf "%.0f" . }}{{ else }}{{ . }}{{ end -}}
+{{- end -}}
+
 {{/* MODEL of the command line. */}}
 {{- define "plait.model" -}}
 {{- if .Values.model.hub -}}

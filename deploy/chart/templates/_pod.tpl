@@ -192,7 +192,7 @@ volumeMounts:
 - --shutdown-delay-seconds={{ .Values.drain.announceSeconds }}
 {{- end }}
 {{- range .Values.args }}
-- {{ . | quote }}
+- {{ include "plait.word" . | quote }}
 {{- end }}
 {{- end -}}
 

@@ -149,6 +149,7 @@ def _add_probe_routes(app: FastAPI, engine: EngineHandle, streams: Streams) -> N
     async def tell_version() -> Response:
         return _json(200, msgspec.json.encode({"version": version()}))
 
+    @app.head("/ping", include_in_schema=False)
     @app.post("/ping", summary="As /health")
     @app.get("/ping", summary="As /health")
     async def ping() -> Response:

@@ -1,4 +1,4 @@
-"""Authentication on every path but the two for probes, and `/metrics` if that is open.
+"""Authentication on every path but the three for probes, and `/metrics` if that is open.
 
 Keys come as `Authorization: Bearer KEY` or `x-api-key: KEY`.
 """
@@ -20,7 +20,7 @@ from plait.http.key_terms import READERS, TERMS, KeyTerms, parse_line
 from plait.secret_file import read_secret_file
 from plait.settings import Policy
 
-PROBES = frozenset({b"/health", b"/ready"})
+PROBES = frozenset({b"/health", b"/ping", b"/ready"})
 METRICS = b"/metrics"
 MAX_KEY_FILE_BYTES = 65_536
 

@@ -6,7 +6,7 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 from plait.errors import SettingsError
 
@@ -35,6 +35,11 @@ def listen(host: str, port: int, *, has_keys: bool) -> socket.socket:
     return listener
 
 
+def is_handed_over(environment: Mapping[str, str]) -> bool:
+    """Whether systemd hands sockets to this process."""
+    return environment.get("LISTEN_PID") == str(os.getpid())
+
+
 def handed_over(
     environment: MutableMapping[str, str], *, has_keys: bool, first_fd: int = FIRST_FD
 ) -> socket.socket | None:
@@ -43,7 +48,7 @@ def handed_over(
     Its variables leave `environment`. Raises `SettingsError` if it is no TCP socket, not the only one, or open to other
     machines without keys.
     """
-    if environment.get("LISTEN_PID") != str(os.getpid()):
+    if not is_handed_over(environment):
         return None
     _, num, _ = (environment.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
     if num != "1":

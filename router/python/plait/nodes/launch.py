@@ -14,6 +14,7 @@ from plait_proto import ExitCode
 
 from plait.check_settings import check_settings
 from plait.errors import DONE, SettingsError, StartError
+from plait.launch.listen import is_handed_over
 from plait.nodes.channel import Listener
 from plait.nodes.engine_words import engine_settings_of, engine_words
 from plait.nodes.environment import Environment
@@ -34,6 +35,11 @@ from plait.restarts import RestartBudget
 
 def launch(model: str | None, settings: LaunchSettings, environment: Environment) -> int:
     """Serve `model` with the other nodes until all end; the exit code. Raises `StartError`."""
+    if is_handed_over(environment):
+        raise SettingsError(
+            "systemd hands over a socket, and plait launch opens its ports itself; run `systemctl disable --now` for "
+            "the .socket unit, or serve one node with plait serve"
+        )
     place = find_place(settings.nodes, environment)
     gpus = find_gpus(environment.get("CUDA_VISIBLE_DEVICES"))
     layout = _layout(settings, place, gpus)

@@ -85,8 +85,9 @@ def _lines(
     yield f"First token on an idle server: {first * 1e3:,.0f} ms, HTTP and tokenising left out. No prefix is cached."
     yield f"Rates of the {gpu.name}: {gpu.source}."
     yield ""
-    yield "Use:"
-    yield "  " + _command(model, settings, layout, room, context)
+    served = _served(model)
+    yield "Use:" if served is not None else f"Use, with the folder that has the weights of {model} for MODEL:"
+    yield "  " + _command(served or "MODEL", settings, layout, room, context)
     yield f"It runs {room.sizes.max_seqs} requests at a time in a replica, {room.sizes.max_batch_tokens} tokens a step."
 
 
@@ -133,11 +134,19 @@ def _load_table(layout: Layout, room: Memory, settings: PlanSettings, expectatio
         )
 
 
+def _served(model: str) -> str | None:
+    """What `plait serve` takes for `model`; None if it is a file without weights beside it."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return model
+    has_weights = path.name == "config.json" and any(path.parent.glob("*.safetensors"))
+    return str(path.parent) if has_weights else None
+
+
 def _command(model: str, settings: PlanSettings, layout: Layout, room: Memory, context: int) -> str:
     """With the longest context that the pool holds, if the model's does not fit."""
     server = settings.server
-    folder = str(Path(model).parent) if model.endswith(".json") else model
-    words = ["plait serve", folder] + [layout.flags] * bool(layout.flags)
+    words = ["plait serve", model] + [layout.flags] * bool(layout.flags)
     longest = min(context, room.kv_tokens)
     if server.max_model_len is not None or longest < context:
         words.append(f"--max-model-len {longest}")
