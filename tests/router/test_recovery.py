@@ -44,6 +44,7 @@ class NoRanks:
     """The processes of a replica that is on no machine."""
 
     num_ranks = 0
+    environment = None
 
     def __init__(self, ended: Callable[[], Any]) -> None:
         self._ended = ended

@@ -27,9 +27,17 @@ def say(line: str, stream: TextIO | None = None) -> None:
         discard_output(stream)
 
 
+def stderr_fd() -> int:
+    """The descriptor of standard error; 2 where Python's has none, as in a notebook."""
+    try:
+        return sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
+        return 2
+
+
 def forward_to_stderr(text: bytes) -> None:
     """Write to standard error what its reader takes at once, and drop the rest: a log must not block the server."""
-    stderr = sys.stderr.fileno()
+    stderr = stderr_fd()
     writable = select.poll()
     writable.register(stderr, select.POLLOUT)
     # A pipe that poll reports writable takes PIPE_BUF bytes without blocking.

@@ -68,7 +68,7 @@ class Recovery:
         self._budget = budget
         self._model, self._config = model, config
         self._files = _files(model)
-        self._spares = Spares(workers.num_ranks)
+        self._spares = Spares(workers.num_ranks, workers.environment)
         self._known_losses: dict[int, int] = {}
         self._restarts: dict[int, asyncio.Task[None]] = {}
         self._commented_at = 0.0

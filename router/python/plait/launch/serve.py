@@ -8,40 +8,34 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Iterator, MutableMapping
-from functools import partial
+from collections.abc import MutableMapping
 from pathlib import Path
 
-import msgspec
 import uvloop
-from plait_proto import ExitCode, config_fingerprint, encode_config
 
-from plait._router import Engine, ModelFilesError
-from plait.batch_sizes import check_chunk, with_batch_sizes
-from plait.errors import DONE, StartError
+from plait._router import Engine
+from plait.errors import DONE
 from plait.http.app import build_app
 from plait.http.connection_limits import MAX_CONNECTIONS
-from plait.http.engine import Description, Phase, Status, read_description, read_status
+from plait.http.engine import Description, Status, read_description, read_status
 from plait.http.key_file import KeyFile
 from plait.http.server import http_server
 from plait.http.streams import Streams
-from plait.launch.group_checks import with_facts
+from plait.launch.engine_start import open_engine, with_sizes, write_config
 from plait.launch.group_place import group_place
 from plait.launch.hash_key import cache_secrets
 from plait.launch.listen import handed_over, listen, url
 from plait.launch.rank_interface import set_rank_interface
-from plait.launch.recovery import Recovery, restart_budget
-from plait.launch.remote_ranks import AWAITED, num_own_ranks, remote_workers
+from plait.launch.recovery import restart_budget
+from plait.launch.remote_ranks import AWAITED, remote_workers
 from plait.launch.run_dir import run_directory
 from plait.launch.startup_summary import print_startup_summary
-from plait.launch.worker import TERM_SECONDS, Worker
-from plait.launch.worker_config import worker_config
-from plait.launch.workers import POLL_SECONDS, Workers
-from plait.model_files import LocalModel, find_model
-from plait.nvidia import gpu_memory_bytes
+from plait.launch.supervision import Supervision
+from plait.launch.worker import TERM_SECONDS
+from plait.model_files import find_model
 from plait.output import say
 from plait.restarts import RestartBudget
-from plait.settings import GroupMembership, RemoteWorkers, ServeSettings, engine_settings
+from plait.settings import ServeSettings
 from plait.shared_memory import note_for_ranks, shm_bytes
 
 
@@ -79,65 +73,21 @@ def serve(
             budget.delay_at_start(time.time())
         run_dir = stack.enter_context(run_directory())
         say(f"Loading {local.path}")
-        settings, reason = with_batch_sizes(
-            settings, local.path, partial(gpu_memory_bytes, environment.get("CUDA_VISIBLE_DEVICES"))
-        )
+        settings, reason = with_sizes(settings, local, environment)
         scheduler = settings.scheduler
-        check_chunk(scheduler)
         say(f"  batches  {scheduler.max_seqs} requests at a time, {scheduler.max_batch_tokens} tokens a step: {reason}")
         if handed is not None:
             say(f"  note     {url(handed)} is systemd's socket; --host and --port are not read")
         if note := note_for_ranks(settings, shm_bytes()):
             say(f"  note     {note}")
-        engine = stack.enter_context(_engine(local, settings, run_dir, group, secrets.hash_key, remote))
+        engine = stack.enter_context(open_engine(local, settings, run_dir, secrets.hash_key, group, remote))
         description = read_description(engine)
-        config = _write_config(engine, local, settings, description, run_dir, group)
+        config = write_config(engine, local, settings, description, run_dir, group)
         if remote is not None:
             say(f"{AWAITED}{config}")
         _allow_connections()
         service = _Service(engine, description, settings, keys, listener, secrets.salt_key, budget, local.path)
         return uvloop.run(service.run(config))
-
-
-@contextlib.contextmanager
-def _engine(
-    local: LocalModel,
-    settings: ServeSettings,
-    run_dir: Path,
-    group: GroupMembership | None,
-    hash_key: str,
-    remote: RemoteWorkers | None,
-) -> Iterator[Engine]:
-    membership = with_facts(group, local, settings) if group is not None else None
-    engine_json = engine_settings(settings, str(local.path), local.name, str(run_dir), membership, hash_key, remote)
-    try:
-        engine = Engine(msgspec.json.encode(engine_json))
-    except ModelFilesError as error:
-        raise StartError(str(error), ExitCode.MODEL_FILES) from error
-    except ValueError as error:
-        raise StartError(str(error), ExitCode.SETTINGS) from error
-    except OSError as error:
-        raise StartError(
-            f"the engine cannot start: {error}; free memory, or the resource that ran out", ExitCode.HARDWARE
-        ) from error
-    with contextlib.closing(engine):
-        yield engine
-
-
-def _write_config(
-    engine: Engine,
-    local: LocalModel,
-    settings: ServeSettings,
-    description: Description,
-    run_dir: Path,
-    group: GroupMembership | None,
-) -> Path:
-    """Write the worker's configuration file and give the engine its fingerprint."""
-    raw = encode_config(worker_config(settings, local.path, run_dir, description.max_model_len, group))
-    engine.set_config_fingerprint(config_fingerprint(raw))
-    path = run_dir / "worker.json"
-    path.write_bytes(raw)
-    return path
 
 
 def _allow_connections() -> None:
@@ -182,51 +132,30 @@ class _Service:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         self._streams.attach(loop)
-        num_here = num_own_ranks(self._settings)
-        workers = Workers(self._engine.endpoints, self._settings.process.tp, num_here, config)
-        for worker in workers:
-            self._watch_worker(worker)
+        supervision = Supervision(self._engine, self._streams, self._settings, config, self._budget, self._model)
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         keys = asyncio.create_task(self._keys.watch()) if self._keys is not None else None
         try:
-            status = await self._live(workers, config)
+            status = await self._live(supervision)
         finally:
             if keys is not None:
                 keys.cancel()
-            await self._end(workers, http)
-        return _exit_code(status, workers)
+            await self._end(supervision, http)
+        return _exit_code(status, supervision)
 
-    async def _live(self, workers: Workers, config: Path) -> Status:
-        status = await self._wait_for_phase("ready", "draining", "stopped", "failed")
+    async def _live(self, supervision: Supervision) -> Status:
+        status = await supervision.wait_for_phase("ready", "draining", "stopped", "failed")
         if status.phase == "ready":
             print_startup_summary(self._description, status, self._settings, url(self._listener))
-        watches = [asyncio.create_task(workers.end_lost_replicas(self._engine))]
-        if self._budget is not None:
-            recovery = Recovery(self._engine, workers, self._streams, self._budget, self._model, config)
-            watches.append(asyncio.create_task(recovery.watch(self._watch_worker)))
-        try:
-            return await self._wait_for_phase("stopped", "failed")
-        finally:
-            for watch in watches:
-                watch.cancel()
-            # No rank starts any more.
-            await asyncio.gather(*watches, return_exceptions=True)
+        return await supervision.live()
 
-    async def _wait_for_phase(self, *phases: Phase) -> Status:
-        while (status := read_status(self._engine)).phase not in phases:
-            await asyncio.sleep(POLL_SECONDS)
-        return status
-
-    async def _end(self, workers: Workers, http: asyncio.Task[None]) -> None:
+    async def _end(self, supervision: Supervision, http: asyncio.Task[None]) -> None:
         """Write what the engine still has for clients, then stop the HTTP server and the workers."""
         has_failed = read_status(self._engine).phase == "failed"
         self._engine.close()
         self._streams.dispatch()
         self._http.should_exit = True
-        ends = (
-            worker.end_after_failure() if has_failed else worker.shutdown(self._grace_seconds) for worker in workers
-        )
-        await asyncio.gather(http, *ends)
+        await asyncio.gather(http, supervision.end(has_failed, self._grace_seconds))
         self._streams.detach(asyncio.get_running_loop())
 
     def _on_signal(self) -> None:
@@ -252,22 +181,10 @@ class _Service:
             say(f"Draining: {len(self._streams)} requests in flight (Ctrl-C again stops at once)")
             self._engine.drain()
 
-    def _watch_worker(self, worker: Worker) -> None:
-        worker.watch(asyncio.get_running_loop(), self._on_worker_exit)
 
-    def _on_worker_exit(self, worker: Worker) -> None:
-        if worker.exit_code != 0 or read_status(self._engine).phase in ("loading", "ready"):
-            self._engine.worker_lost(worker.rank, worker.reason)
-
-
-def _exit_code(status: Status, workers: Workers) -> int:
-    """The exit code; raises `StartError` for a failure.
-
-    A worker's own exit code goes before the engine's, which only knows that the rank was lost.
-    """
-    if status.phase == "stopped":
-        say("Stopped" + "".join(f"; replica {number} was lost before" for number in status.failed_replicas))
-        return DONE
-    own = {ExitCode.SETTINGS, ExitCode.HARDWARE, ExitCode.MODEL_FILES}
-    code = next((worker.exit_code for worker in workers if worker.exit_code in own), status.exit_code)
-    raise StartError(status.reason, ExitCode(code))
+def _exit_code(status: Status, supervision: Supervision) -> int:
+    """The exit code; raises `StartError` for a failure."""
+    if status.phase != "stopped":
+        raise supervision.failure(status)
+    say("Stopped" + "".join(f"; replica {number} was lost before" for number in status.failed_replicas))
+    return DONE

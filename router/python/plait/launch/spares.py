@@ -9,15 +9,16 @@ from pathlib import Path
 
 import msgspec
 
-from plait.launch.worker import rank_words, start_process
+from plait.launch.worker import Environment, rank_words, start_process
 from plait.output import say
 
 
 class Spares:
     """As many as a replica has ranks. Each holds about 160 MB of memory, and nothing of a GPU."""
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, environment: Environment = None) -> None:
         self._num_ranks = num_ranks
+        self._environment = environment
         self._waiting: list[subprocess.Popen[bytes]] = []
         self._has_failed = False
 
@@ -30,7 +31,7 @@ class Spares:
         """Start those that are missing. A system that has no process left gets no more of them."""
         while len(self._waiting) < self._num_ranks and not self._has_failed:
             try:
-                self._waiting.append(start_process(["--spare", str(os.getpid())], subprocess.PIPE))
+                self._waiting.append(start_process(["--spare", str(os.getpid())], subprocess.PIPE, self._environment))
             except OSError as error:
                 self._has_failed = True
                 say(f"note: no spare processes for lost ranks: {error}")

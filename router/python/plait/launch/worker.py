@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from plait.launch.rank_end import LastLines, exit_code_of, reason_of
-from plait.output import forward_to_stderr
+from plait.output import forward_to_stderr, stderr_fd
 
 TERM_SECONDS = 5.0
 """From SIGTERM to SIGKILL."""
@@ -26,19 +26,24 @@ def rank_words(rank: int, endpoint: str, config: Path) -> list[str]:
     return ["--connect", endpoint, "--rank", str(rank), "--config", str(config), "--parent", str(os.getpid())]
 
 
-def start_rank(rank: int, endpoint: str, config: Path) -> subprocess.Popen[bytes]:
+Environment = Mapping[str, str] | None
+"""Of a process; None: this one's."""
+
+
+def start_rank(rank: int, endpoint: str, config: Path, environment: Environment = None) -> subprocess.Popen[bytes]:
     """Start the process of a rank. Raises `OSError` if the system has none left."""
-    return start_process(rank_words(rank, endpoint, config), subprocess.DEVNULL)
+    return start_process(rank_words(rank, endpoint, config), subprocess.DEVNULL, environment)
 
 
-def start_process(words: Sequence[str], stdin: int) -> subprocess.Popen[bytes]:
+def start_process(words: Sequence[str], stdin: int, environment: Environment = None) -> subprocess.Popen[bytes]:
     """Start `plait_worker` with these arguments. Raises `OSError` if the system has no process left."""
     return subprocess.Popen(
         [sys.executable, "-m", "plait_worker", *words],
         stdin=stdin,
-        stdout=sys.stderr.fileno(),
+        stdout=stderr_fd(),
         stderr=subprocess.PIPE,
         start_new_session=True,
+        env=environment,
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from plait.http.engine import EngineHandle, Status, read_status
 from plait.launch.spares import Spares
-from plait.launch.worker import Worker, start_rank
+from plait.launch.worker import Environment, Worker, start_rank
 from plait.output import say
 
 POLL_SECONDS = 0.1
@@ -17,11 +18,21 @@ POLL_SECONDS = 0.1
 class Workers:
     """One process a rank; ranks are numbered through the replicas."""
 
-    def __init__(self, endpoints: Sequence[str], num_ranks: int, num_here: int, config: Path) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        num_ranks: int,
+        num_here: int,
+        config: Path,
+        environment: Environment = None,
+    ) -> None:
         """Start the first `num_here` ranks of replicas with `num_ranks` each; they dial their replica's endpoint."""
         self.num_ranks = num_ranks
         """Of a replica."""
-        starts = ((rank, start_rank(rank, endpoints[rank // num_ranks], config)) for rank in range(num_here))
+        self.environment = environment
+        starts = (
+            (rank, start_rank(rank, endpoints[rank // num_ranks], config, environment)) for rank in range(num_here)
+        )
         self._all = [Worker(rank, process) for rank, process in starts]
 
     def __iter__(self) -> Iterator[Worker]:
@@ -46,9 +57,12 @@ class Workers:
         # What its ranks met through: a store that the ended ones have filled.
         (config.parent / f"ranks-{number}").unlink(missing_ok=True)
         for rank in range(number * self.num_ranks, (number + 1) * self.num_ranks):
-            worker = Worker(rank, spares.take(rank, endpoint, config) or start_rank(rank, endpoint, config))
+            worker = Worker(rank, spares.take(rank, endpoint, config) or self._start(rank, endpoint, config))
             self._all[rank] = worker
             yield worker
+
+    def _start(self, rank: int, endpoint: str, config: Path) -> subprocess.Popen[bytes]:
+        return start_rank(rank, endpoint, config, self.environment)
 
     def of_replica(self, number: int) -> list[Worker]:
         return self._all[number * self.num_ranks : (number + 1) * self.num_ranks]
