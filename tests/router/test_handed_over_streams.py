@@ -77,6 +77,14 @@ def door(sockets: InMemorySockets) -> Iterator[Door]:
     yield from open_door(None, sockets)
 
 
+def begin_handed_over(door: Door, sockets: InMemorySockets) -> int:
+    """The first request's stream, after a part by the front door and one by the engine."""
+    stream = door.wait_for(1)
+    door.engine.send(record(stream, b"data: 1\n\n"))
+    sockets.write(stream, b"data: 2\n\n")
+    return stream
+
+
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
@@ -104,9 +112,7 @@ def test_the_engine_writes_between_the_first_part_and_the_last(
 
 def test_a_failure_behind_it_is_the_last_event(door: Door, sockets: InMemorySockets) -> None:
     asking = Asking(door, stream=True)
-    stream = door.wait_for(1)
-    door.engine.send(record(stream, b"data: 1\n\n"))
-    sockets.write(stream, b"data: 2\n\n")
+    stream = begin_handed_over(door, sockets)
     door.engine.send(failure(stream, 503, b'{"error":{}}'))
     assert asking.answer().text == 'data: 1\n\ndata: 2\n\ndata: {"error":{}}\n\n'
 
@@ -129,9 +135,7 @@ def test_a_whole_answer_is_not_announced(door: Door, sockets: InMemorySockets) -
 def test_a_client_that_leaves_releases_its_socket(door: Door, sockets: InMemorySockets) -> None:
     with door.connect() as client:
         client.sendall(raw_chat())
-        stream = door.wait_for(1)
-        door.engine.send(record(stream, b"data: 1\n\n"))
-        sockets.write(stream, b"data: 2\n\n")
+        stream = begin_handed_over(door, sockets)
         client.recv(64)
     sockets.wait_for_release()
     assert door.engine.aborted == sockets.released == [stream]
@@ -154,9 +158,7 @@ def test_a_server_without_descriptors_ends_the_stream_by_name(door: Door, socket
 def test_a_client_that_the_engine_lost_ends_the_request(door: Door, sockets: InMemorySockets) -> None:
     with door.connect() as client:
         client.sendall(raw_chat())
-        stream = door.wait_for(1)
-        door.engine.send(record(stream, b"data: 1\n\n"))
-        sockets.write(stream, b"data: 2\n\n")
+        stream = begin_handed_over(door, sockets)
         sockets.forget(stream)
         door.engine.send(record(stream, b"", LAST | GONE))
         with suppress(ConnectionResetError):
@@ -167,9 +169,7 @@ def test_a_client_that_the_engine_lost_ends_the_request(door: Door, sockets: InM
 def test_a_client_that_sends_two_requests_and_leaves_ends_both(door: Door, sockets: InMemorySockets) -> None:
     with door.connect() as client:
         client.sendall(raw_chat() + raw_chat()[:-1])
-        stream = door.wait_for(1)
-        door.engine.send(record(stream, b"data: 1\n\n"))
-        sockets.write(stream, b"data: 2\n\n")
+        stream = begin_handed_over(door, sockets)
         client.recv(64)
     sockets.wait_for_release()
     assert door.engine.aborted == sockets.released == [stream]
@@ -178,9 +178,7 @@ def test_a_client_that_sends_two_requests_and_leaves_ends_both(door: Door, socke
 def test_nothing_is_written_between_the_engines_bytes(door: Door, sockets: InMemorySockets) -> None:
     with door.connect() as client:
         client.sendall(raw_chat() + b"POST /v1")
-        stream = door.wait_for(1)
-        door.engine.send(record(stream, b"data: 1\n\n"))
-        sockets.write(stream, b"data: 2\n\n")
+        begin_handed_over(door, sockets)
         door.loop.skip(HEADER_SECONDS + 1)  # the second request's headers are late
         read = b""
         with suppress(ConnectionResetError):

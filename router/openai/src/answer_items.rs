@@ -41,10 +41,10 @@ pub(crate) enum OpenItem {
 }
 
 impl OpenItem {
-    /// Tells `events` of the parts that were not sent.
+    /// Tells `events` of the parts that were not sent, and clears them.
     pub(crate) fn take(
         &mut self,
-        unsent: &Unsent,
+        unsent: &mut Unsent,
         events: &mut impl ItemEvents,
         out: &mut Vec<u8>,
     ) {
@@ -62,6 +62,7 @@ impl OpenItem {
                 Part::Call(call) => self.take_call(call, events, out),
             }
         }
+        unsent.clear();
     }
 
     /// Ends the open item, if there is one.
@@ -157,7 +158,7 @@ mod tests {
             for part in parts {
                 calls.take(*part, (0, CallRules::default()), &mut unsent);
             }
-            item.take(&unsent, &mut notes, &mut Vec::new());
+            item.take(&mut unsent, &mut notes, &mut Vec::new());
         }
         item.close(ItemEnd::CutOff, &mut notes, &mut Vec::new());
         notes.0

@@ -186,12 +186,11 @@ impl Renderer for MessagesRenderer {
         if self.is_stream {
             self.begin(context, choice, out);
             let events = &mut Streamed(&mut self.blocks);
-            self.open.take(&choice.unsent, events, out);
+            self.open.take(&mut choice.unsent, events, out);
         } else {
             let events = &mut Collected(&mut self.blocks);
-            self.open.take(&choice.unsent, events, out);
+            self.open.take(&mut choice.unsent, events, out);
         }
-        choice.unsent.clear();
     }
 
     fn write_choice_end(

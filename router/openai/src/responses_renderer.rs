@@ -125,12 +125,11 @@ impl Renderer for ResponsesRenderer {
         if self.is_stream {
             self.begin(out);
             let events = &mut Streamed(&mut self.response);
-            self.open.take(&choice.unsent, events, out);
+            self.open.take(&mut choice.unsent, events, out);
         } else {
             let events = &mut Collected(&mut self.response);
-            self.open.take(&choice.unsent, events, out);
+            self.open.take(&mut choice.unsent, events, out);
         }
-        choice.unsent.clear();
     }
 
     fn write_choice_end(

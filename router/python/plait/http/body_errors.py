@@ -11,6 +11,8 @@ import msgspec
 from plait.http.bodies import CHOICES
 from plait.http.errors import ApiError
 
+UNSUPPORTED = "unsupported_value"
+"""What the API has and this server has not."""
 INVALID = "invalid_value"
 
 _MESSAGE = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)

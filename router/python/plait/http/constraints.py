@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from plait.http.bodies import ConstraintFields, ResponseFormat, StructuredOutputs
-from plait.http.body_errors import field_error, shown
+from plait.http.body_errors import UNSUPPORTED, field_error, shown
 
 Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
 _OUTPUTS: dict[str, Kind] = {
@@ -99,7 +99,7 @@ def _structured_outputs(asked: StructuredOutputs | None) -> Iterator[Constraint]
         return
     if asked.disable_additional_properties:
         problem = "is not supported by this server; leave it out, and say `additionalProperties` in the schema"
-        raise field_error("structured_outputs.disable_additional_properties", problem, code="unsupported_value")
+        raise field_error("structured_outputs.disable_additional_properties", problem, code=UNSUPPORTED)
     given: list[Constraint] = []
     spaces = _Spaces(is_compact=bool(asked.disable_any_whitespace), pattern=asked.whitespace_pattern)
     if spaces.is_compact and spaces.pattern is not None:

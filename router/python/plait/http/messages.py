@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from plait.http.api import AnswerProtocol, GenerateRequest
 from plait.http.bodies import Json, SamplingFields
-from plait.http.body_errors import field_error
+from plait.http.body_errors import UNSUPPORTED, field_error
 from plait.http.body_reader import ServedNames, check_free_form, decode, given, served_name
 from plait.http.constraints import Constraint, schema_constraint
 from plait.http.conversation import Conversation
+from plait.http.function_tools import function_tools
 from plait.http.identity import ClientIdentity
 from plait.http.messages_body import (
     UNSUPPORTED_MESSAGES,
@@ -22,15 +23,13 @@ from plait.http.messages_body import (
     CountTokensBody,
     MessageParam,
     MessagesBody,
-    MessagesTool,
     MessagesToolChoice,
     ResultPart,
     Thinking,
 )
 from plait.http.tools import AskedChoice
-from plait.http.validate import ANONYMOUS, free_form
+from plait.http.validate import ANONYMOUS
 
-_UNSUPPORTED = "unsupported_value"
 _TAKEN_EDITS = ("clear_thinking_20251015",)
 
 
@@ -84,7 +83,7 @@ def _request(body: CountTokensBody, served: ServedNames, max_tokens: int | None)
         reasoning_effort=thoughts.effort,
         thinking_token_budget=thoughts.budget,
         include_reasoning=thoughts.are_shown,
-        tools=_tools(body.tools or []),
+        tools=function_tools(body.tools or [], (None, "custom"), "send tools with an `input_schema`"),
         tool_choice=_tool_choice(body.tool_choice),
         single_call=body.tool_choice is not None and bool(body.tool_choice.disable_parallel_tool_use),
         protocol=AnswerProtocol(name="messages"),
@@ -97,7 +96,7 @@ def _check_edits(asked: ContextManagement | None) -> None:
     for index, edit in enumerate((asked.edits if asked else None) or []):
         if edit.type not in _TAKEN_EDITS:
             problem = f"is {edit.type[:64]!r}: this server keeps the conversation as it is sent; leave it out"
-            raise field_error(f"context_management.edits[{index}].type", problem, _UNSUPPORTED)
+            raise field_error(f"context_management.edits[{index}].type", problem, UNSUPPORTED)
 
 
 def _thoughts(body: CountTokensBody, max_tokens: int | None) -> _Thoughts:
@@ -200,26 +199,8 @@ def _add_assistant_block(param: str, block: ContentBlock, conversation: Conversa
 def _block_text(param: str, block: ContentBlock | ResultPart, allowed: str = "'text'") -> str:
     if block.type != "text":
         problem = f"is {block.type[:64]!r}: this server reads text only; {allowed} are allowed here"
-        raise field_error(f"{param}.type", problem, _UNSUPPORTED)
+        raise field_error(f"{param}.type", problem, UNSUPPORTED)
     return given(param, "text", block.text)
-
-
-def _tools(tools: list[MessagesTool]) -> list[dict[str, Json]]:
-    for index, tool in enumerate(tools):
-        if tool.type not in (None, "custom"):
-            problem = f"is {tool.type[:64]!r}: this server has no tools of its own; send tools with an `input_schema`"
-            raise field_error(f"tools[{index}].type", problem, _UNSUPPORTED)
-    return free_form("tools", [{"type": "function", "function": _function(tool)} for tool in tools])
-
-
-def _function(tool: MessagesTool) -> dict[str, Json]:
-    asked: dict[str, Json] = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.input_schema,
-        "strict": tool.strict,
-    }
-    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _tool_choice(choice: MessagesToolChoice | None) -> AskedChoice:

@@ -54,7 +54,7 @@ class MessagesTool(msgspec.Struct, kw_only=True):
     type: str | None = None
     """"custom" unless given."""
     description: str | None = None
-    input_schema: dict[str, Json] | None = None
+    parameters: dict[str, Json] | None = msgspec.field(default=None, name="input_schema")
     strict: bool | None = None
 
 

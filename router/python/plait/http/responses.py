@@ -9,11 +9,12 @@ import msgspec
 
 from plait.http.api import AnswerProtocol, GenerateRequest
 from plait.http.bodies import Json
-from plait.http.body_errors import INVALID, field_error
+from plait.http.body_errors import INVALID, UNSUPPORTED, field_error
 from plait.http.body_reader import ServedNames, decode, given, served_name
 from plait.http.constraints import Constraint, schema_constraint
 from plait.http.conversation import Conversation
 from plait.http.errors import ApiError
+from plait.http.function_tools import function_tools
 from plait.http.identity import ClientIdentity
 from plait.http.responses_body import (
     UNSUPPORTED_RESPONSES,
@@ -27,12 +28,11 @@ from plait.http.responses_body import (
     TextSettings,
 )
 from plait.http.tools import AskedChoice
-from plait.http.validate import ANONYMOUS, check_stream, free_form, sampling_of
+from plait.http.validate import ANONYMOUS, check_stream, sampling_of
 
 MAX_ITEMS = 16_384
 """Of one input; they become 4,096 messages at most."""
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-_UNSUPPORTED = "unsupported_value"
 
 
 def read_response(raw: bytes, served: ServedNames, client: ClientIdentity = ANONYMOUS) -> GenerateRequest:
@@ -52,7 +52,7 @@ def read_response(raw: bytes, served: ServedNames, client: ClientIdentity = ANON
         prompt_tokens_details=client.reads_cached_tokens(body.cache_salt),
         messages=_messages(body),
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
-        tools=_tools(body.tools or []),
+        tools=function_tools(body.tools or [], ("function",), "send tools of type 'function'"),
         tool_choice=_tool_choice(body.tool_choice),
         single_call=body.parallel_tool_calls is False,
         protocol=AnswerProtocol(name="responses", fields=_repeated(body, model)),
@@ -71,7 +71,7 @@ def _check_include(include: list[str]) -> None:
     for index, name in enumerate(include):
         if name != "reasoning.encrypted_content":
             problem = f"is {name[:64]!r}: this server does not have it; 'reasoning.encrypted_content' is allowed"
-            raise field_error(f"include[{index}]", problem, _UNSUPPORTED)
+            raise field_error(f"include[{index}]", problem, UNSUPPORTED)
 
 
 def _messages(body: ResponsesBody) -> list[dict[str, Json]]:
@@ -108,7 +108,7 @@ def _add_item(param: str, item: InputItem, conversation: Conversation) -> None:
         case other:
             allowed = "'message', 'reasoning', 'function_call' and 'function_call_output' are allowed"
             problem = f"is {other[:64]!r}: this server keeps nothing and has no tools of its own; {allowed}"
-            raise field_error(f"{param}.type", problem, _UNSUPPORTED)
+            raise field_error(f"{param}.type", problem, UNSUPPORTED)
 
 
 def _add_message(param: str, item: InputItem, conversation: Conversation) -> None:
@@ -139,7 +139,7 @@ def _part_text(param: str, part: ItemPart) -> str:
         return given(param, "refusal", part.refusal)
     if part.type not in _TEXTS:
         problem = f"is {part.type[:64]!r}: this server reads text only; send parts of type 'input_text'"
-        raise field_error(f"{param}.type", problem, _UNSUPPORTED)
+        raise field_error(f"{param}.type", problem, UNSUPPORTED)
     return given(param, "text", part.text)
 
 
@@ -151,24 +151,6 @@ def _arguments(param: str, arguments: str) -> str:
         problem = f"is {arguments[:64]!r}, which is no JSON object; send the arguments as one"
         raise field_error(param, problem) from None
     return arguments
-
-
-def _tools(tools: list[ResponsesTool]) -> list[dict[str, Json]]:
-    for index, tool in enumerate(tools):
-        if tool.type != "function":
-            problem = f"is {tool.type[:64]!r}: this server has no tools of its own; send tools of type 'function'"
-            raise field_error(f"tools[{index}].type", problem, _UNSUPPORTED)
-    return free_form("tools", [{"type": "function", "function": _function(tool)} for tool in tools])
-
-
-def _function(tool: ResponsesTool) -> dict[str, Json]:
-    asked: dict[str, Json] = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
-    }
-    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _shown_tool(tool: ResponsesTool) -> dict[str, Json]:
@@ -197,7 +179,7 @@ def _tool_choice(choice: str | ResponsesToolChoice | None) -> AskedChoice:
             return AskedChoice(mode=mode, names=[tool.name for tool in tools])
     kind = choice.type if isinstance(choice, ResponsesToolChoice) else str(choice)
     problem = f"is {kind[:64]!r}, where 'function' and 'allowed_tools' are allowed; send one of these"
-    raise field_error("tool_choice.type", problem, _UNSUPPORTED)
+    raise field_error("tool_choice.type", problem, UNSUPPORTED)
 
 
 def _constraint(text: TextSettings | None) -> Constraint | None:
@@ -205,7 +187,7 @@ def _constraint(text: TextSettings | None) -> Constraint | None:
         return None
     if text.verbosity not in (None, "medium"):
         problem = f"is {text.verbosity[:64]!r}: this server does not have it; leave it out or send 'medium'"
-        raise field_error("text.verbosity", problem, _UNSUPPORTED)
+        raise field_error("text.verbosity", problem, UNSUPPORTED)
     match text.format.type if text.format else "text":
         case "text":
             return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from plait.http.bodies import Json
-from plait.http.body_errors import shown
+from plait.http.body_errors import UNSUPPORTED, shown
 from plait.http.errors import ApiError
 
 Neutral = dict[str, tuple[Json, ...]]
@@ -72,5 +72,5 @@ def _unsupported(name: str, raw: msgspec.Raw, neutral: tuple[Json, ...]) -> ApiE
     allowed = " or ".join(msgspec.json.encode(value).decode() for value in neutral)
     advice = f"leave it out or send {allowed}" if neutral else "leave it out"
     return ApiError(
-        400, f"`{name}` is {given}: this server does not have `{name}`; {advice}", param=name, code="unsupported_value"
+        400, f"`{name}` is {given}: this server does not have `{name}`; {advice}", param=name, code=UNSUPPORTED
     )

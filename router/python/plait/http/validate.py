@@ -19,7 +19,7 @@ from plait.http.bodies import (
     SamplingFields,
     StreamOptions,
 )
-from plait.http.body_errors import field_error
+from plait.http.body_errors import UNSUPPORTED, field_error
 from plait.http.body_reader import MAX_SCHEMA_DEPTH, ServedNames, check_free_form, decode, served_name
 from plait.http.constraints import constraint_of
 from plait.http.identity import ClientIdentity
@@ -158,7 +158,7 @@ def check_stream(stream: bool, options: StreamOptions | None) -> None:
         raise field_error("stream_options", "is only for streams; send `stream`: true with it, or leave it out")
     if options is not None and options.include_obfuscation:
         problem = "is true: this server does not have it; leave it out"
-        raise field_error("stream_options.include_obfuscation", problem, code="unsupported_value")
+        raise field_error("stream_options.include_obfuscation", problem, code=UNSUPPORTED)
 
 
 def _adds_generation_prompt(body: ChatBody) -> bool:
@@ -212,7 +212,7 @@ def _check_text_part(param: str, part: ContentPart) -> str:
         raise field_error(
             f"{param}.type",
             f"is {part.type[:64]!r}: this server reads text only; send parts of type 'text'",
-            code="unsupported_value",
+            code=UNSUPPORTED,
         )
     if part.text is None:
         raise field_error(f"{param}.text", "is missing; send it with each part of type 'text'")
