@@ -42,6 +42,16 @@ fn refusal(message: impl Into<Message>, break_it: impl FnOnce(&mut Frames)) -> M
     decode(&frames).unwrap_err()
 }
 
+/// A frame of so many words, where each record has `record` words.
+fn cut_record(kind: Kind, frame: usize, [given, record]: [usize; 2]) -> Malformed {
+    Malformed::CutRecord {
+        kind,
+        frame,
+        given,
+        record,
+    }
+}
+
 #[test]
 fn the_number_of_frames_is_that_of_the_kind() {
     assert_eq!(
@@ -149,15 +159,7 @@ fn token_ids_are_those_of_the_chunks_and_lookaheads() {
 #[test]
 fn appended_pages_are_pairs() {
     let broken = refusal(plan(), |frames| frames[4] = vec![0; 12]);
-    assert_eq!(
-        broken,
-        Malformed::CutRecord {
-            kind: Kind::Plan,
-            frame: 4,
-            given: 3,
-            record: 2
-        }
-    );
+    assert_eq!(broken, cut_record(Kind::Plan, 4, [3, 2]));
 }
 
 /// A replica of two page kinds, whose decode row has two drafts.
@@ -233,16 +235,7 @@ fn optional_frames_are_left_out_while_they_are_empty() {
 fn optional_frames_hold_whole_records_of_their_kinds() {
     for frame in [6, 7] {
         let broken = refusal(plan_of_two_kinds(), |frames| frames[frame].truncate(8));
-        let (kind, given, record) = (Kind::Plan, 2, 3);
-        assert_eq!(
-            broken,
-            Malformed::CutRecord {
-                kind,
-                frame,
-                given,
-                record
-            }
-        );
+        assert_eq!(broken, cut_record(Kind::Plan, frame, [2, 3]));
     }
     let with_slot_state = Plan {
         restored_slots: vec![RestoredSlot {
@@ -254,16 +247,7 @@ fn optional_frames_hold_whole_records_of_their_kinds() {
     };
     for (frame, record) in [(10, 2), (11, 3)] {
         let broken = refusal(with_slot_state.clone(), |frames| frames[frame].truncate(4));
-        let (kind, given) = (Kind::Plan, 1);
-        assert_eq!(
-            broken,
-            Malformed::CutRecord {
-                kind,
-                frame,
-                given,
-                record
-            }
-        );
+        assert_eq!(broken, cut_record(Kind::Plan, frame, [1, record]));
     }
     let broken = refusal(plan_of_two_kinds(), |frames| frames[6][0] = 0);
     assert_eq!(broken, Malformed::FirstPageKind { slot: 1 });
@@ -409,16 +393,7 @@ fn masks_are_whole_records_of_the_length_that_their_header_says() {
     };
     for (frame, record) in [(2, 3), (4, 3)] {
         let cut = refusal(masks.clone(), |frames| frames[frame].truncate(8));
-        let (kind, given) = (Kind::StepMasks, 2);
-        assert_eq!(
-            cut,
-            Malformed::CutRecord {
-                kind,
-                frame,
-                given,
-                record
-            }
-        );
+        assert_eq!(cut, cut_record(Kind::StepMasks, frame, [2, record]));
     }
 }
 
