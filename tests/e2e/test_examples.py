@@ -20,6 +20,7 @@ TESTED = {
     "simulate_trace.py",
     "compare_servers.py",
     "follow_cache.py",
+    "offline.py",
 }
 
 
@@ -76,3 +77,11 @@ def test_two_servers_are_compared(
     assert set(ratios) == {"output_tokens_per_second", "ttft_p50", "itl_p50", "e2e_p50"}
     compared = dict(re.findall(r"^  (\w+) .* ([\d.]+) \([\d.]+ - [\d.]+\)$", printed, re.MULTILINE))
     assert ratios == {metric: compared[metric] for metric in ratios}
+
+
+def test_a_model_answers_without_a_server(check_models: Path) -> None:
+    printed = run("offline.py", str(check_models / "recall-gqa"))
+    assert [line.partition(" is")[0].partition(" at")[0] for line in printed.splitlines()] == [
+        "The capital of France",
+        "Water boils",
+    ]

@@ -12,33 +12,23 @@ from plait.bench.cli import add_commands, bench
 from plait.check_settings import check_model_is_named, check_settings
 from plait.errors import ADVICE, DONE, SettingsError, StartError
 from plait.flags import Parser, add_flags, name_as_typed, read_settings, reject_unknown
-from plait.kernels import ACTIONS, KernelsSettings, compiler_folders, run_kernels
+from plait.kernels import ACTIONS, KernelsSettings, run_kernels
 from plait.nodes import cli as nodes
 from plait.output import discard_output, say
 from plait.plan.settings import PlanSettings
+from plait.process_environment import prepare_environment
 from plait.settings import ChatSettings, ServeSettings
 from plait.simulate.settings import SimulateSettings
 from plait.version import version
 
-# How long a CPU worker's threads spin before they sleep. libgomp's default is 30 times longer. It is no faster
-# alone, and beside one busy process a prefill takes five times as long: threads on a core wait for one without.
-_OPENMP_SPINS = "10000"
 # Tells flashinfer which GPU to compile for; the suffix `a` allows that architecture's own instructions.
 _ARCH_VARIABLE = "FLASHINFER_CUDA_ARCH_LIST"
 
 
 def main() -> NoReturn:
     """Run this process's command line; exits with `ExitCode`."""
-    os.environ.setdefault("GOMP_SPINCOUNT", _OPENMP_SPINS)
-    for variable, folders in compiler_folders().items():
-        _append_folders(variable, folders)
+    prepare_environment(os.environ)
     sys.exit(run(sys.argv[1:]))
-
-
-def _append_folders(variable: str, folders: list[Path]) -> None:
-    known = [folder for folder in os.environ.get(variable, "").split(os.pathsep) if folder]
-    if more := [str(folder) for folder in folders if str(folder) not in known]:
-        os.environ[variable] = os.pathsep.join(known + more)
 
 
 def run(argv: list[str]) -> int:

@@ -1,0 +1,1 @@
+"""The engine without HTTP: `plait.LLM`, and batch files."""
