@@ -337,6 +337,16 @@ def test_numbers_of_args_become_words(tmp_path: Path) -> None:
         ({"inferencePool": {"enabled": True, "endpointPicker": "picker"}}, "monitoring.withoutKey: true"),
         ({"args": ["--metrics-without-key"]}, "set monitoring.withoutKey instead"),
         ({"monitoring": {"podMonitor": True}}, "monitoring.keySecret"),
+        ({"parallel": None}, "'parallel'"),
+        ({"drain": {"seconds": None}}, "at '/drain': missing property 'seconds'"),
+        ({"shm": None}, "'shm'"),
+        ({"env": [{"value": "eth0"}]}, "at '/env/0': missing property 'name'"),
+        ({"podLabels": {"stage": 1}}, "/podLabels/stage"),
+        ({"podLabels": {"app.kubernetes.io/name": "x"}}, "podLabels has app.kubernetes.io/name"),
+        ({"nodeSelector": {"gpu": True}}, "/nodeSelector/gpu"),
+        ({"service": {"port": 80}}, "/service/port"),
+        ({"fullnameOverride": "a.b"}, 'called "a.b"'),
+        ({"nameOverride": "1st", "fullnameOverride": "1st"}, "a letter first; set fullnameOverride"),
     ],
 )
 def test_bad_values_are_refused_by_name(values: dict[str, Any], named: str, tmp_path: Path) -> None:

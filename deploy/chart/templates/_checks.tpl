@@ -24,6 +24,15 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- $name := include "plait.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "the Service would be called %q, and its name has lower-case letters, digits and -, a letter first; set fullnameOverride" $name) -}}
+{{- end -}}
+{{- range $label, $value := include "plait.selector" . | fromYaml -}}
+{{- if hasKey $v.podLabels $label -}}
+{{- fail (printf "podLabels has %s, by which the chart finds its pods; leave it out, nameOverride changes the name" $label) -}}
+{{- end -}}
+{{- end -}}
 {{- $ranks := mul $v.parallel.dp $v.parallel.tp -}}
 {{- if mod $ranks $v.parallel.nodes -}}
 {{- fail (printf "parallel.dp times parallel.tp are %d ranks on %d nodes, and each node takes equally many; set parallel.dp to a multiple of parallel.nodes, or another parallel.tp" (int $ranks) (int $v.parallel.nodes)) -}}

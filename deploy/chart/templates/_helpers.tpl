@@ -48,6 +48,11 @@ leaderworkerset.sigs.k8s.io/worker-index: "0"
 {{- end }}
 {{- end -}}
 
+{{/* As many as there are at all times, but for an upgrade. */}}
+{{- define "plait.leastReplicas" -}}
+{{- ternary .Values.replicas .Values.autoscaling.minReplicas (eq .Values.autoscaling.kind "none") -}}
+{{- end -}}
+
 {{/* Of a quantity: 8Gi, 500M, 1e9, 1024. */}}
 {{- define "plait.bytes" -}}
 {{- $units := dict "" 1.0 "m" 1e-3 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 -}}
