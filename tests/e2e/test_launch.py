@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from plait.nodes.head import LOADED
 from plait.nodes.key_files import write_new_keys
 from plait_testing.node_network import (
     NodeNetwork,
@@ -74,6 +75,7 @@ def test_two_nodes_answer_through_the_heads_door_and_a_killed_rank_ends_both(
 ) -> None:
     nodes = begin(network, tmp_path, check_models, keys)
     assert [line.split()[3:] for line in nodes[0].lines if line.startswith(("  0 ", "  1 "))] == [["ok"] * 13] * 2
+    assert LOADED in nodes[0].lines
     assert network.wrong_recall(0, nodes[0].url, "recall-mla", 4, 512) == []
     everything = processes_of(nodes)
     assert len(everything) == 2 * 4
@@ -219,7 +221,7 @@ def test_a_node_that_is_cut_off_ends_both_and_each_names_the_other(
 
 @pytest.mark.slow
 @both_layouts
-@pytest.mark.parametrize("cut_while", ["meet", "preflight", "load"])
+@pytest.mark.parametrize("cut_while", ["meet", "preflight", "load", "capture"])
 def test_a_node_that_is_cut_off_before_all_are_ready_ends_both(
     cut_while: str, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path, layout: tuple[str, ...]
 ) -> None:
@@ -228,7 +230,7 @@ def test_a_node_that_is_cut_off_before_all_are_ready_ends_both(
     flags = (*layout, "--meet-timeout-seconds", "5")
     nodes = network.launch_all(tmp_path, check_models / "recall-mla", keys, *flags)
     if cut_while != "meet":
-        node, line = (0, "Node 1 is") if cut_while == "preflight" else (1, "Preflight passed")
+        node, line = {"preflight": (0, "Node 1 is"), "load": (1, "Preflight passed"), "capture": (0, LOADED)}[cut_while]
         nodes[node].read_line(line)
         network.cut_off(1)
     assert wait_for_all(nodes, 5 + END_SECONDS) == [5, 5]

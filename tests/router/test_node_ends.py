@@ -8,6 +8,7 @@ import pytest
 from plait.errors import SettingsError, StartError
 from plait.nodes.causes import Causes, gave_up
 from plait.nodes.layout import plan_layout
+from plait.nodes.loaded_ranks import LoadedRanks
 from plait.nodes.log_lines import LogLines, LogWriter, Source, read_line
 from plait.nodes.messages import Cause
 from plait.output import say
@@ -109,6 +110,22 @@ def test_a_new_launcher_counts_on_from_the_file(tmp_path: Path) -> None:
     assert again.after_loss(5, 300.0) is None
     with pytest.raises(StartError, match="has 3 losses within an hour, --restart-budget allows 2"):
         RestartBudget("backoff", 2, file).delay_at_start(301.0)
+
+
+def test_the_load_ends_when_the_last_rank_of_the_last_node_has_its_weights() -> None:
+    layout = plan_layout(num_nodes=2, tp=2, dp=2, dp_attention=False, gpus_per_node=0)
+    loaded = LoadedRanks(layout)
+
+    def say_on(node: int, line: str) -> list[int]:
+        loaded.note(*read_line(f"2026-11-23 10:00:00,000 {line}", node, layout.first_rank_of_engine(node)))
+        return loaded.missing()
+
+    assert say_on(0, "INFO rank 0: weights: 1.2 s") == [0, 1]
+    assert say_on(0, "INFO rank 1: weights: 1.4 s") == [1]
+    assert say_on(1, "INFO rank 0: attention: 0.1 s") == [1]
+    assert say_on(1, "INFO weights: 1.2 s") == [1], "no rank says it"
+    assert say_on(1, "INFO rank 1: weights: 1.2 s") == [1]
+    assert say_on(1, "INFO rank 0: weights: 1.2 s") == []
 
 
 @pytest.mark.parametrize("content", ["{", '["a"]', "x" * (1 << 17)])

@@ -26,6 +26,7 @@ from plait.nodes.checks import (
 )
 from plait.nodes.engine_process import EngineProcess
 from plait.nodes.engine_words import engine_endpoint
+from plait.nodes.loaded_ranks import LoadedRanks
 from plait.nodes.log_lines import LogWriter, Source, read_line
 from plait.nodes.messages import Cause, Facts
 from plait.nodes.plan import LaunchPlan
@@ -46,6 +47,7 @@ END_SECONDS = 6.0
 """From the decision to the end of the last node's engine."""
 PREFLIGHT_MARGIN_SECONDS = 5.0
 """A node whose all-reduce takes too long says so itself."""
+LOADED = "All ranks have their weights: next they compile kernels and capture steps"
 LOAD_MARGIN_SECONDS = 30.0
 """An engine whose load takes too long ends by itself and names the rank; only then does the launcher."""
 
@@ -87,6 +89,7 @@ class Head:
         self._check: AllReduceCheck | None = None
         self._num_refused = 0
         self._causes = Causes(plan.layout)
+        self._loaded = LoadedRanks(plan.layout)
         self._last_lines: dict[int, str] = {}
         """What each node said last."""
         self._is_draining = False
@@ -118,7 +121,10 @@ class Head:
         await self._meet(nodes.meet_timeout_seconds)
         await self._preflight(nodes.preflight_timeout_seconds)
         began = time.monotonic()
-        await self._load(self._plan.settings.process.load_timeout_seconds + LOAD_MARGIN_SECONDS)
+        process = self._plan.settings.process
+        await self._load(process.load_timeout_seconds + LOAD_MARGIN_SECONDS)
+        rest = began + process.load_timeout_seconds - time.monotonic()
+        await self._capture(min(process.capture_timeout_seconds, rest) + LOAD_MARGIN_SECONDS)
         say(f"All {self._plan.layout.num_nodes} nodes are ready after {time.monotonic() - began:.1f} s of loading")
         say(f"Plait is ready: {self._engine.url}")
         await self._until(self._still_serving, None, "serve")
@@ -199,7 +205,11 @@ class Head:
             await self._until(self._not_listening, seconds, "load")
             self._tell_all(self._order_for_ranks())
             seconds -= time.monotonic() - began
-        await self._until(self._not_ready, seconds, "load")
+        await self._until(self._not_loaded, seconds, "load")
+
+    async def _capture(self, seconds: float) -> None:
+        say(LOADED)
+        await self._until(self._not_ready, seconds, "capture")
 
     def _not_listening(self) -> list[int]:
         """The head, until its engine listens for the ranks of other nodes."""
@@ -217,6 +227,9 @@ class Head:
 
     def _not_checked(self) -> list[int]:
         return [node for node, peer in self._peers.items() if peer.problems is None or peer.clock is None]
+
+    def _not_loaded(self) -> list[int]:
+        return self._loaded.missing() if self._not_ready() else []
 
     def _not_ready(self) -> list[int]:
         own = [] if self._engine.url else [self._plan.node]
@@ -307,7 +320,9 @@ class Head:
     def _log_of(self, node: int, lines: list[str]) -> None:
         first = self._plan.layout.first_rank_of_engine(node)
         for line in lines:
-            self._log.add(*read_line(line, node, first))
+            source, text = read_line(line, node, first)
+            self._loaded.note(source, text)
+            self._log.add(source, text)
             self._last_lines[node] = line
 
     def _on_own_line(self, line: str) -> None:
