@@ -162,7 +162,7 @@ async def answered(reply: bytes) -> Outcome:
         lambda: Connection(setup.head, lambda _, exchange, __: ended.set_result(exchange.outcome())), address, port
     )
     connection.send(Exchange(setup, Job(0, b""), Go(0, None, None)))
-    outcome = await asyncio.wait_for(ended, 10)
+    outcome = await asyncio.wait_for(ended, 60)
     server.close()
     return outcome
 

@@ -27,7 +27,7 @@ def test_it_is_taken_and_children_hear_nothing_of_it() -> None:
     assert environment == {"HOME": "/"}
 
 
-@pytest.mark.parametrize("environment", [{}, told(pid=1), {"LISTEN_FDS": "1"}])
+@pytest.mark.parametrize("environment", [{}, told(pid=os.getpid() + 1), {"LISTEN_FDS": "1"}])
 def test_none_is_there_for_another_process(environment: dict[str, str]) -> None:
     before = dict(environment)
     assert handed_over(environment, has_keys=False) is None
