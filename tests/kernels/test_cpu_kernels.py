@@ -1,7 +1,6 @@
 """The compiled kernels agree with float64, in every build that this processor can run."""
 
 import math
-import time
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -70,8 +69,7 @@ def test_oversubscribed_threads_change_nothing() -> None:
     matrix, x = PanelMatrix(torch.randn(640, 300), None), torch.randn(300, 300)
     together = matrix(x)
     library.set_num_threads(4)
-    end = time.monotonic() + 0.3
-    while time.monotonic() < end:
+    for _ in range(100):
         assert torch.equal(matrix(x), together)
 
 
