@@ -27,6 +27,7 @@ from plait.http.key_file import KeyFile, with_key_metrics
 from plait.kernels import KernelsSettings
 from plait.nodes.doctor import DoctorSettings
 from plait.nodes.settings import LaunchSettings
+from plait.offline.settings import OfflineSettings, RunBatchSettings
 from plait.plan.settings import PlanSettings
 from plait.settings import ChatSettings, ServeSettings, engine_settings
 from plait.simulate.settings import SimulateSettings
@@ -43,6 +44,7 @@ COMMANDS: dict[str, type[msgspec.Struct]] = {
     "chat": ChatSettings,
     "simulate": SimulateSettings,
     "plan": PlanSettings,
+    "run-batch": RunBatchSettings,
     "kernels": KernelsSettings,
     "bench serve": BenchSettings,
 }
@@ -76,6 +78,9 @@ def settings_page() -> str:
                 "All settings of `plait serve` but those of groups and KV events are settings of `launch` too.",
                 "",
             ]
+        if struct is RunBatchSettings:
+            shared = ", ".join(_title(one.type) for one in msgspec.structs.fields(OfflineSettings))
+            lines += [f"It also takes these settings of `plait serve`: {shared}. `plait.LLM` takes no others.", ""]
     lines += ["## plait keys new", "", *_arguments(parsers["keys new"], LaunchSettings)]
     lines += [
         "## plait bench latency, throughput, sweep",
@@ -93,12 +98,16 @@ def _components(settings: type[msgspec.Struct]) -> Iterator[str]:
     """A table for each component of a command's settings; `launch` shares the others with `serve`."""
     known = {component.type for component in msgspec.structs.fields(ServeSettings)}
     for component in msgspec.structs.fields(settings):
-        if settings is LaunchSettings and component.type in known:
+        if settings in (LaunchSettings, RunBatchSettings) and component.type in known:
             continue
-        yield f"### {(component.type.__doc__ or component.name).rstrip('.')}"
+        yield f"### {_title(component.type)}"
         yield ""
         head = ("setting", "default", "allowed", "meaning")
         yield from table(head, (_setting_row(flag) for flag in flags(component.type, component.default)))
+
+
+def _title(component: type[msgspec.Struct]) -> str:
+    return (component.__doc__ or component.__name__).rstrip(".")
 
 
 def _setting_row(flag: Flag) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from plait_testing import budgets
 from plait_testing.running_server import Server, StartServer
@@ -79,9 +80,15 @@ def test_two_servers_are_compared(
     assert ratios == {metric: compared[metric] for metric in ratios}
 
 
-def test_a_model_answers_without_a_server(check_models: Path) -> None:
+def test_a_model_answers_without_a_server_as_with_one(recall_server: Server, check_models: Path) -> None:
+    """From coroutines, in a script without `if __name__ == "__main__"`."""
+    asked = {"temperature": 0, "max_tokens": 8}
+    prompts = ["The capital of France is", "Water boils at"]
+    completions = httpx.post(f"{recall_server.url}/v1/completions", json=asked | {"prompt": prompts}, timeout=60)
+    texts = [choice["text"] for choice in completions.json()["choices"]]
+    messages = [{"role": "user", "content": "Say hello."}]
+    chat = httpx.post(f"{recall_server.url}/v1/chat/completions", json=asked | {"messages": messages}, timeout=60)
+    texts.append(chat.json()["choices"][0]["message"]["content"])
     printed = run("offline.py", str(check_models / "recall-gqa"))
-    assert [line.partition(" is")[0].partition(" at")[0] for line in printed.splitlines()] == [
-        "The capital of France",
-        "Water boils",
-    ]
+    heads = [f"{prompt} {text!r} [" for prompt, text in zip([*prompts, None], texts, strict=True)]
+    assert [line[: len(head)] for line, head in zip(printed.splitlines(), heads, strict=True)] == heads

@@ -1,13 +1,10 @@
 """`plait.LLM`: the tokens of the server, from the same engine without HTTP."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from plait import LLM, RequestOutput, SamplingParams
 from plait.errors import StartError
@@ -17,22 +14,6 @@ from plait_testing.running_server import Server
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 PROMPTS: list[Prompt] = ["Hello", [72, 101, 108], "k=v; k?", "abc " * 40]
 MESSAGES = [{"role": "user", "content": "hi"}]
-SCRIPT = """
-import asyncio, sys
-from plait import AsyncLLM, SamplingParams
-
-greedy = SamplingParams(temperature=0, max_tokens=12)
-
-async def main():
-    async with AsyncLLM(sys.argv[1], max_seqs=4, threads=1) as llm:
-        chat = [{"role": "user", "content": "hi"}]
-        first, second = await asyncio.gather(llm.generate("Hello", greedy), llm.chat(chat, greedy))
-        print([output.outputs[0].token_ids for output in first + second], flush=True)
-        sys.stdin.read()
-
-asyncio.run(main())
-"""
-"""The form of a notebook: no guard, a running event loop."""
 
 
 @pytest.fixture(scope="module")
@@ -113,23 +94,6 @@ def test_many_more_prompts_than_the_engine_holds_keep_their_order(llm: LLM) -> N
     params = [SamplingParams(temperature=0, max_tokens=1 + place % 3) for place in range(60)]
     outputs = llm.generate([[72, 101, 108]] * 60, params)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1 + place % 3 for place in range(60)]
-
-
-def test_coroutines_of_a_script_without_guard_have_the_same_and_a_kill_leaves_no_process(
-    check_models: Path, tmp_path: Path, llm: LLM
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    words = [sys.executable, str(script), str(check_models / "recall-gqa")]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        own = tokens_of(llm.generate("Hello", GREEDY)) + tokens_of(llm.chat(MESSAGES, GREEDY))
-        assert process.stdout.readline().strip() == str(own)
-        workers = psutil.Process(process.pid).children(recursive=True)
-        assert workers
-        process.kill()
-    _, left = psutil.wait_procs(workers, timeout=60)
-    assert left == []
 
 
 def test_after_close_a_call_says_what_to_do(llm: LLM) -> None:

@@ -14,6 +14,7 @@ from plait.errors import ADVICE, DONE, SettingsError, StartError
 from plait.flags import Parser, add_flags, name_as_typed, read_settings, reject_unknown
 from plait.kernels import ACTIONS, KernelsSettings, run_kernels
 from plait.nodes import cli as nodes
+from plait.offline.settings import RunBatchSettings
 from plait.output import discard_output, say
 from plait.plan.settings import PlanSettings
 from plait.process_environment import prepare_environment
@@ -85,6 +86,11 @@ def build_arg_parsers() -> tuple[Parser, dict[str, Parser]]:
     plan = commands.add_parser("plan", help="size a model on paper: memory, requests, rates, flags", allow_abbrev=False)
     plan.add_argument("model", metavar="MODEL", help="folder with a config.json, or the file alone")
     add_flags(plan, PlanSettings)
+    batch = commands.add_parser("run-batch", help="answer an OpenAI batch file, without a server", allow_abbrev=False)
+    batch.add_argument("batch", metavar="IN", help="batch file: on each line an object with custom_id, url and body")
+    batch.add_argument("results", metavar="OUT", help="file of results; one that a stopped run left is gone on with")
+    batch.add_argument("model", metavar="MODEL", nargs="?", help="as for serve (default: the demo model)")
+    add_flags(batch, RunBatchSettings)
     kernels = commands.add_parser(
         "kernels", help="list a model's GPU modules, or build them before its first start", allow_abbrev=False
     )
@@ -94,6 +100,7 @@ def build_arg_parsers() -> tuple[Parser, dict[str, Parser]]:
     load = commands.add_parser("bench", help="load a running server and measure it", allow_abbrev=False)
     benches = {f"bench {name}": command for name, command in add_commands(load).items()}
     made |= {"serve": serve, "chat": chat, "simulate": simulate, "plan": plan, "kernels": kernels, "bench": load}
+    made["run-batch"] = batch
     return parser, {**made, **benches}
 
 
@@ -137,6 +144,14 @@ def _plan(args: argparse.Namespace) -> int:
     return plan(args.model, settings)
 
 
+def _run_batch(args: argparse.Namespace) -> int:
+    settings = read_settings(args, RunBatchSettings)
+    check_model_is_named(args.model, settings.batch.served_model_name or ())
+    from plait.offline.run_batch import run_batch
+
+    return run_batch(Path(args.batch), Path(args.results), args.model, settings, os.environ)
+
+
 def _kernels(args: argparse.Namespace) -> int:
     settings = read_settings(args, KernelsSettings)
     if settings.need.arch is not None:
@@ -152,6 +167,7 @@ _COMMANDS = {
     "chat": _chat,
     "simulate": _simulate,
     "plan": _plan,
+    "run-batch": _run_batch,
     "kernels": _kernels,
 }
 

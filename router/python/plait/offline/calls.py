@@ -11,6 +11,7 @@ from plait.http.engine import EngineHandle, read_status
 from plait.http.errors import ApiError
 from plait.http.generate import Reader
 from plait.http.identity import ClientIdentity
+from plait.http.responses import read_response
 from plait.http.streams import Data, Failure, Stream, Streams
 from plait.http.validate import read_chat, read_completion
 from plait.settings import HttpSettings, ServeSettings
@@ -18,6 +19,7 @@ from plait.settings import HttpSettings, ServeSettings
 READERS: dict[str, Reader] = {
     "/v1/chat/completions": read_chat,
     "/v1/completions": read_completion,
+    "/v1/responses": read_response,
 }
 QUEUE_FULL = 429
 RETRY_SECONDS = 0.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -15,11 +15,13 @@ from plait.settings import (
     AttentionSettings,
     DeviceSettings,
     KvCacheSettings,
+    ModelName,
     ModelSettings,
     PageSettings,
     ProcessSettings,
     SchedulerSettings,
     ServeSettings,
+    Setting,
     TemplateSettings,
 )
 
@@ -38,9 +40,24 @@ class OfflineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def served(self) -> ServeSettings:
         """The same for an engine, which gets the defaults of the rest. Raises `SettingsError` if they do not fit."""
-        settings = ServeSettings(**{name: getattr(self, name) for name in self.__struct_fields__})
+        settings = ServeSettings(**{name: getattr(self, name) for name in OfflineSettings.__struct_fields__})
         check_settings(settings)
         return settings
+
+
+class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Batch."""
+
+    served_model_name: Annotated[
+        tuple[ModelName, ...] | None,
+        Setting("names that a body's `model` may have", unset="the folder's or file's name"),
+    ] = None
+
+
+class RunBatchSettings(OfflineSettings, frozen=True, kw_only=True):
+    """Settings of `plait run-batch`."""
+
+    batch: BatchSettings = BatchSettings()
 
 
 class _Named(NamedTuple):
