@@ -13,6 +13,8 @@ from plait_proto.adjustments import CutError, not_finite, read_adjustments
 from plait_proto.messages import (
     IS_LAST_CHUNK,
     LOOKAHEAD,
+    POOLS_LAST,
+    POOLS_MEAN,
     Bye,
     Decision,
     Drain,
@@ -40,7 +42,7 @@ from plait_proto.messages import (
 )
 from plait_proto.undecodable import UNDECODABLE
 
-MAX_FRAMES = 12
+MAX_FRAMES = 13
 """Frames that a message may have."""
 MAX_HEADER_BYTES = 1 << 20
 """Bytes that frame 1 may have."""
@@ -96,8 +98,8 @@ _NUM_OPTIONAL: dict[type[Fields], int] = {Hello: 3, Welcome: 2, Vote: 2, Decisio
 """Fields at the end that may be left out."""
 # At least, and at most.
 _NUM_FRAMES = {kind: (2, 2) for kind in Kind} | {
-    Kind.PLAN: (6, 12),
-    Kind.STEP_RESULT: (6, 6),
+    Kind.PLAN: (6, 13),
+    Kind.STEP_RESULT: (6, 7),
     Kind.STEP_MASKS: (5, 5),
 }
 # memoryview.cast rejects an empty buffer.
@@ -209,7 +211,7 @@ def _encode_plan(plan: Plan) -> list[bytes]:
     fields = (*header, True) if plan.awaits_masks else header
     arrays = [plan.rows, plan.token_ids, plan.appended_pages, plan.freed_slots]
     arrays += [plan.other_pages, plan.trimmed_slots, plan.adjustments, plan.scored_ids]
-    arrays += [plan.restored_slots, plan.saved_slots]
+    arrays += [plan.restored_slots, plan.saved_slots, plan.pooled_slots]
     while len(arrays) > 4 and not len(arrays[-1]):
         arrays.pop()
     return [_ENCODER.encode(fields), *map(_array_bytes, arrays)]
@@ -217,7 +219,9 @@ def _encode_plan(plan: Plan) -> list[bytes]:
 
 def _encode_result(result: StepResult) -> list[bytes]:
     header = ResultHeader(result.step, result.elapsed_us)
-    arrays = (result.num_accepted, result.token_ids, result.logprobs, result.prompt_logprobs)
+    arrays = [result.num_accepted, result.token_ids, result.logprobs, result.prompt_logprobs]
+    if len(result.pooled):
+        arrays.append(result.pooled)
     return [_ENCODER.encode(header), *map(_array_bytes, arrays)]
 
 
@@ -227,8 +231,8 @@ def _decode_plan(frames: Sequence[Frame]) -> Plan:
         frame = len(frames) - 1
         raise Malformed(f"frame {frame} of PLAN is empty; an empty optional frame comes only before a later one")
     arrays = [_words(frame) for frame in frames[2:]]
-    rows, token_ids, appended_pages, freed_slots, *optional = arrays + [_NO_WORDS] * (10 - len(arrays))
-    other_pages, trimmed_slots, adjustments, scored_ids, restored_slots, saved_slots = optional
+    rows, token_ids, appended_pages, freed_slots, *optional = arrays + [_NO_WORDS] * (11 - len(arrays))
+    other_pages, trimmed_slots, adjustments, scored_ids, restored_slots, saved_slots, pooled_slots = optional
     _check_rows(header, rows)
     _check_words(Kind.PLAN, 3, token_ids, _num_token_ids(rows[: 4 * header.num_prefill]))
     _check_records(Kind.PLAN, 4, appended_pages, 2)
@@ -237,6 +241,7 @@ def _decode_plan(frames: Sequence[Frame]) -> Plan:
     _check_records(Kind.PLAN, 9, scored_ids, 2)
     _check_records(Kind.PLAN, 10, restored_slots, 2)
     _check_records(Kind.PLAN, 11, saved_slots, 3)
+    _check_pooled(pooled_slots)
     if 0 in (kinds := other_pages[::3].tolist()):
         slot = other_pages[3 * kinds.index(0) + 1]
         raise Malformed(f"frame 6 of PLAN has a page of kind 0 for slot {slot}; those are in frame 4")
@@ -259,6 +264,7 @@ def _decode_plan(frames: Sequence[Frame]) -> Plan:
         scored_ids=scored_ids,
         restored_slots=restored_slots,
         saved_slots=saved_slots,
+        pooled_slots=pooled_slots,
         awaits_masks=header.awaits_masks,
     )
 
@@ -309,9 +315,19 @@ def _check_adjustments(words: memoryview) -> None:
 
 def _decode_result(frames: Sequence[Frame]) -> StepResult:
     header = _unpack(Kind.STEP_RESULT, _RESULT_HEADER, frames[1])
-    num_accepted, token_ids, logprobs, prompt_logprobs = map(_words, frames[2:])
+    if len(frames) > 6 and not memoryview(frames[6]).nbytes:
+        raise Malformed("frame 6 of STEP_RESULT is empty; an empty optional frame comes only before a later one")
+    num_accepted, token_ids, logprobs, prompt_logprobs, *optional = map(_words, frames[2:])
     _check_words(Kind.STEP_RESULT, 3, token_ids, sum(num_accepted.tolist()))
-    return StepResult(header.step, header.elapsed_us, num_accepted, token_ids, logprobs, prompt_logprobs)
+    pooled = optional[0] if optional else _NO_WORDS
+    return StepResult(header.step, header.elapsed_us, num_accepted, token_ids, logprobs, prompt_logprobs, pooled)
+
+
+def _check_pooled(pooled_slots: memoryview) -> None:
+    _check_records(Kind.PLAN, 12, pooled_slots, 2)
+    for slot, word in zip(pooled_slots[::2], pooled_slots[1::2], strict=True):
+        if word not in (POOLS_LAST, POOLS_MEAN):
+            raise Malformed(f"frame 12 of PLAN pools slot {slot} by {word}; 1 (last) and 2 (mean) are known")
 
 
 def _encode_masks(masks: StepMasks) -> list[bytes]:

@@ -346,6 +346,9 @@ class Plan(msgspec.Struct, frozen=True):  # budget: one field a frame
     saved_slots: Words = b""
     """``slot, position, snapshot``: the slot's state after its first ``position`` tokens becomes a snapshot. A row of
     this plan passes the position, which is a page boundary, or ends there. Left out while it is empty."""
+    pooled_slots: Words = b""
+    """``slot, pooling`` of each new slot whose hidden states are pooled: ``POOLS_LAST`` or ``POOLS_MEAN``. Left out
+    while it is empty."""
     awaits_masks: bool = False
     """Rows sample under masks: the step is sampled when its last ``StepMasks`` is there."""
 
@@ -354,6 +357,10 @@ IS_LAST_CHUNK = 1
 """Flag of a prefill row: a token is sampled after it."""
 LOOKAHEAD = 2
 """Flag of a prefill row: one more token id follows the chunk's, which is not computed."""
+POOLS_LAST = 1
+"""The vector of a pooled prompt is the hidden state of its last token."""
+POOLS_MEAN = 2
+"""It is the mean of its tokens' hidden states."""
 
 
 FAILED_ROW = 0xFFFFFFFF
@@ -381,6 +388,9 @@ class StepResult(msgspec.Struct, frozen=True):
     """``logprob f32, rank, K ids, K logprobs f32`` of each accepted token whose request asked for it."""
     prompt_logprobs: Words
     """The same for the prompt tokens that this step's prefill rows predicted."""
+    pooled: Words = b""
+    """Elements (f32) of a vector for each prefill row that ended a pooled prompt, in row order. Left out while it is
+    empty."""
 
 
 class MasksHeader(Fields, frozen=True):

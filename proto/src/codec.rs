@@ -16,7 +16,7 @@ use crate::step_masks::{decode_masks, encode_masks};
 pub type Frames = Vec<Vec<u8>>;
 
 /// Frames that a message may have.
-pub const MAX_FRAMES: usize = 12;
+pub const MAX_FRAMES: usize = 13;
 /// Bytes that frame 1 may have.
 pub const MAX_HEADER_BYTES: usize = 1 << 20;
 /// Bytes that each later frame may have.
@@ -80,7 +80,7 @@ fn decode_kind<F: AsRef<[u8]>>(
         Kind::Hello => Message::Hello(unpack_extensible(kind, header)?),
         Kind::Welcome => Message::Welcome(unpack_extensible(kind, header)?),
         Kind::Plan => Message::Plan(decode_plan(header, &borrowed(arrays))?),
-        Kind::StepResult => Message::StepResult(decode_result(header, array_of(arrays))?),
+        Kind::StepResult => Message::StepResult(decode_result(header, &borrowed(arrays))?),
         Kind::Vote => Message::Vote(unpack_extensible(kind, header)?),
         Kind::Decision => Message::Decision(unpack_extensible(kind, header)?),
         Kind::Drain => Message::Drain(unpack_extensible(kind, header)?),

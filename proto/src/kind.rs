@@ -61,8 +61,8 @@ impl Kind {
     /// How many frames a message of this kind may have, the first two included.
     pub fn num_frames(self) -> RangeInclusive<usize> {
         match self {
-            Self::Plan => 6..=12,
-            Self::StepResult => 6..=6,
+            Self::Plan => 6..=13,
+            Self::StepResult => 6..=7,
             Self::StepMasks => 5..=5,
             _ => 2..=2,
         }

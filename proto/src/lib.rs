@@ -43,7 +43,8 @@ pub use malformed::Malformed;
 pub use message::Message;
 pub use new_slot::{NewSlot, SamplingParams};
 pub use plan::{
-    AppendedPage, DecodeRow, OtherPage, Plan, PlanEncoder, PrefillRow, ScoredId, TrimmedSlot,
+    AppendedPage, DecodeRow, OtherPage, Plan, PlanEncoder, PooledSlot, Pooling, PrefillRow,
+    ScoredId, TrimmedSlot,
 };
 pub use result::{FAILED_ROW, LogprobRecord, LogprobRecords, StepResult};
 pub use slot_state::{RestoredSlot, SavedSlot, SlotState};

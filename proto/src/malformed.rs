@@ -125,6 +125,14 @@ pub enum Malformed {
         /// Whose page.
         slot: u32,
     },
+    /// A pooled slot with an unknown pooling.
+    #[error("frame 12 of Plan pools slot {slot} by {word}; 1 (last) and 2 (mean) are known")]
+    UnknownPooling {
+        /// Which slot.
+        slot: u32,
+        /// What was given.
+        word: u32,
+    },
     /// A decode row without tokens.
     #[error("decode row {row} computes no token; each computes at least one")]
     EmptyDecodeRow {

@@ -51,6 +51,9 @@ pub struct Plan {
     /// Slots whose state becomes a snapshot. Those of one slot are in the order of their positions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub saved_slots: Vec<SavedSlot>,
+    /// New slots whose hidden states are pooled.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pooled_slots: Vec<PooledSlot>,
     /// Slots that become free.
     pub freed_slots: Vec<u32>,
     /// Rows sample under masks: the ranks sample the step when its last [`crate::StepMasks`] is there.
@@ -159,6 +162,34 @@ pub struct ScoredId {
     pub id: u32,
 }
 
+/// A new slot whose hidden states are pooled: the result of the row that ends its prompt has the vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PooledSlot {
+    /// Which slot.
+    pub slot: u32,
+    /// How.
+    pub pooling: Pooling,
+}
+
+/// How a prompt's hidden states become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(u32)]
+pub enum Pooling {
+    /// That of the last token.
+    Last = 1,
+    /// Their mean.
+    Mean = 2,
+}
+
+impl Pooling {
+    fn from_word(slot: u32, word: u32) -> Result<Self, Malformed> {
+        let known = [Self::Last, Self::Mean];
+        let found = known.into_iter().find(|it| *it as u32 == word);
+        found.ok_or(Malformed::UnknownPooling { slot, word })
+    }
+}
+
 /// A slot that keeps the first pages of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrimmedSlot {
@@ -205,12 +236,12 @@ fn num_rows<Row>(rows: &[Row]) -> u32 {
 /// Encodes plans into buffers that it keeps: after the first few, a plan costs no allocation.
 #[derive(Debug, Default)]
 pub struct PlanEncoder {
-    frames: [Vec<u8>; 12],
+    frames: [Vec<u8>; 13],
     adjustments: Vec<u32>,
 }
 
 impl PlanEncoder {
-    /// The frames of `plan`, the same for every rank. The last six are left out while they are empty.
+    /// The frames of `plan`, the same for every rank. The last seven are left out while they are empty.
     pub fn encode(&mut self, plan: &Plan) -> &[Vec<u8>] {
         let [
             kind,
@@ -225,6 +256,7 @@ impl PlanEncoder {
             scored_ids,
             restored_slots,
             saved_slots,
+            pooled_slots,
         ] = &mut self.frames;
         kind.clear();
         kind.push(Kind::Plan as u8);
@@ -255,6 +287,9 @@ impl PlanEncoder {
         word_arrays::fill_records(saved_slots, &plan.saved_slots, |saved| {
             [saved.slot, saved.position, saved.snapshot]
         });
+        word_arrays::fill_records(pooled_slots, &plan.pooled_slots, |pooled| {
+            [pooled.slot, pooled.pooling as u32]
+        });
         &self.frames[..num_frames(plan)]
     }
 
@@ -274,6 +309,7 @@ fn num_frames(plan: &Plan) -> usize {
         !plan.scored_ids.is_empty(),
         !plan.restored_slots.is_empty(),
         !plan.saved_slots.is_empty(),
+        !plan.pooled_slots.is_empty(),
     ];
     let last = are_there.iter().rposition(|is_there| *is_there);
     6 + last.map_or(0, |last| last + 1)
@@ -287,7 +323,7 @@ fn fill_rows(frame: &mut Vec<u8>, plan: &Plan) {
     }
 }
 
-/// The plan in frame 1 and the arrays after it, which are whole words: four, and up to six optional ones.
+/// The plan in frame 1 and the arrays after it, which are whole words: four, and up to seven optional ones.
 pub fn decode_plan(header: &[u8], arrays: &[&[u8]]) -> Result<Plan, Malformed> {
     check_last_frame(arrays)?;
     let array =
@@ -328,6 +364,7 @@ pub fn decode_plan(header: &[u8], arrays: &[&[u8]]) -> Result<Plan, Malformed> {
             position,
             snapshot,
         })?,
+        pooled_slots: read_pooled(&array(12))?,
         awaits_masks: header.awaits_masks,
     };
     check_token_ids(&plan)?;
@@ -396,6 +433,14 @@ fn read_records<T, const N: usize>(
         });
     }
     Ok(records.iter().map(|record| read(*record)).collect())
+}
+
+fn read_pooled(words: &[u32]) -> Result<Vec<PooledSlot>, Malformed> {
+    let pairs = read_records(12, words, |[slot, word]| (slot, word))?;
+    let pooled = pairs.into_iter().map(|(slot, word)| {
+        Pooling::from_word(slot, word).map(|pooling| PooledSlot { slot, pooling })
+    });
+    pooled.collect()
 }
 
 fn check_page_kinds(plan: &Plan) -> Result<(), Malformed> {

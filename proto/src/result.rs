@@ -26,6 +26,9 @@ pub struct StepResult {
     pub logprobs: Vec<u32>,
     /// Records of the prompt tokens that this step's prefill rows predicted.
     pub prompt_logprobs: Vec<u32>,
+    /// Elements (f32) of a vector for each prefill row that ended a pooled prompt, in row order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pooled: Vec<u32>,
 }
 
 /// Frame 1 of a step's result.
@@ -54,15 +57,23 @@ pub fn encode_result(result: &StepResult) -> Vec<Vec<u8>> {
         &result.logprobs,
         &result.prompt_logprobs,
     ];
+    let pooled = (!result.pooled.is_empty()).then_some(&result.pooled);
     std::iter::once(header)
-        .chain(arrays.map(|array| word_arrays::frame(array)))
+        .chain(
+            arrays
+                .into_iter()
+                .chain(pooled)
+                .map(|array| word_arrays::frame(array)),
+        )
         .collect()
 }
 
 /// The result in frame 1 and the arrays after it, which are whole words.
-pub fn decode_result(header: &[u8], arrays: [&[u8]; 4]) -> Result<StepResult, Malformed> {
+pub fn decode_result(header: &[u8], arrays: &[&[u8]]) -> Result<StepResult, Malformed> {
     let Extensible(ResultHeader { step, elapsed_us }) = unpack(Kind::StepResult, header)?;
-    let [num_accepted, token_ids, logprobs, prompt_logprobs] = arrays.map(word_arrays::read);
+    check_pooled(arrays)?;
+    let array = |index: usize| word_arrays::read(arrays.get(index).copied().unwrap_or_default());
+    let [num_accepted, token_ids, logprobs, prompt_logprobs, pooled] = std::array::from_fn(array);
     check_accepted(&num_accepted, token_ids.len())?;
     Ok(StepResult {
         step,
@@ -71,7 +82,19 @@ pub fn decode_result(header: &[u8], arrays: [&[u8]; 4]) -> Result<StepResult, Ma
         token_ids,
         logprobs,
         prompt_logprobs,
+        pooled,
     })
+}
+
+/// A frame without vectors is left out, so that a result has one encoding.
+fn check_pooled(arrays: &[&[u8]]) -> Result<(), Malformed> {
+    match arrays {
+        [_, _, _, _, []] => Err(Malformed::EmptyLastFrame {
+            kind: Kind::StepResult,
+            frame: 6,
+        }),
+        _ => Ok(()),
+    }
 }
 
 fn check_accepted(num_accepted: &[u32], num_token_ids: usize) -> Result<(), Malformed> {

@@ -180,6 +180,9 @@ def plans(draw: st.DrawFn) -> Plan:
         scored_ids=words([word for pair in draw(st.lists(st.tuples(U32, U32), max_size=3)) for word in pair]),
         restored_slots=words([word for pair in draw(st.lists(st.tuples(U32, U32), max_size=3)) for word in pair]),
         saved_slots=draw(triples(U32)),
+        pooled_slots=words(
+            [word for pair in draw(st.lists(st.tuples(U32, st.integers(1, 2)), max_size=3)) for word in pair]
+        ),
         awaits_masks=draw(st.booleans()),
     )
 
@@ -194,6 +197,7 @@ def results(draw: st.DrawFn) -> StepResult:
         token_ids=words([token for ids in accepted for token in ids]),
         logprobs=draw(arrays()),
         prompt_logprobs=draw(arrays()),
+        pooled=draw(arrays()),
     )
 
 

@@ -11,6 +11,8 @@ import pytest
 from plait_proto import (
     IS_LAST_CHUNK,
     LOOKAHEAD,
+    POOLS_LAST,
+    POOLS_MEAN,
     Adjustment,
     Kind,
     Message,
@@ -36,6 +38,7 @@ OPTIONAL = {
     "tokens": b"",
     "facts": (),
     "awaits_masks": False,
+    "pooled": b"",
 }
 PLAN_LISTS = {
     "appended_pages",
@@ -45,6 +48,7 @@ PLAN_LISTS = {
     "scored_ids",
     "restored_slots",
     "saved_slots",
+    "pooled_slots",
 }
 PLAN_ROWS = {"num_prefill", "num_decode", "rows", *PLAN_LISTS}
 
@@ -116,9 +120,15 @@ def plan_rows(plan: Plan) -> dict[str, Json]:
             "scored_ids": records(plan.scored_ids, "slot", "id"),
             "restored_slots": records(plan.restored_slots, "slot", "snapshot"),
             "saved_slots": records(plan.saved_slots, "slot", "position", "snapshot"),
+            "pooled_slots": pooled_slots(plan.pooled_slots),
         }.items()
         if listed
     }
+
+
+def pooled_slots(words: Words) -> Json:
+    names = {POOLS_LAST: "last", POOLS_MEAN: "mean"}
+    return [{"slot": slot, "pooling": names[pooling]} for slot, pooling in zip(words[::2], words[1::2], strict=True)]
 
 
 def mask_rows(masks: StepMasks) -> dict[str, Json]:

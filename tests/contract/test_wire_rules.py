@@ -84,10 +84,10 @@ def test_the_unbroken_messages_pass() -> None:
 
 
 def test_the_number_of_frames_is_that_of_the_kind() -> None:
-    assert refusal(PLAN, lambda frames: frames.clear()) == "0 frames; a message has 2 to 12"
-    assert refusal(PLAN, lambda frames: frames.extend([b""] * 7)) == "13 frames; a message has 2 to 12"
-    assert refusal(PLAN, lambda frames: frames.remove(frames[-1])) == "PLAN came in 5 frames; it has 6 to 12"
-    assert refusal(RESULT, lambda frames: frames.append(b"")) == "STEP_RESULT came in 7 frames; it has 6"
+    assert refusal(PLAN, lambda frames: frames.clear()) == "0 frames; a message has 2 to 13"
+    assert refusal(PLAN, lambda frames: frames.extend([b""] * 8)) == "14 frames; a message has 2 to 13"
+    assert refusal(PLAN, lambda frames: frames.remove(frames[-1])) == "PLAN came in 5 frames; it has 6 to 13"
+    assert refusal(RESULT, lambda frames: frames.extend([b"", b""])) == "STEP_RESULT came in 8 frames; it has 6 to 7"
     assert refusal(HELLO, lambda frames: frames.append(b"")) == "HELLO came in 3 frames; it has 2"
 
 
@@ -148,12 +148,24 @@ TWO_KINDS = msgspec.structs.replace(
         ({"other_pages": b"", "trimmed_slots": b""}, 6),
         ({"other_pages": b"", "trimmed_slots": b"", "scored_ids": bytes(8)}, 10),
         ({"other_pages": b"", "trimmed_slots": b"", "saved_slots": bytes(12)}, 12),
+        ({"other_pages": b"", "trimmed_slots": b"", "pooled_slots": words(3, 2)}, 13),
     ],
 )
 def test_optional_frames_are_left_out_while_they_are_empty(changes: dict[str, bytes], num_frames: int) -> None:
     frames = encode(msgspec.structs.replace(TWO_KINDS, **changes))
     assert len(frames) == num_frames
     assert encode(decode(frames)) == frames
+
+
+def test_a_pooled_slot_says_how_and_a_result_without_vectors_has_no_frame_of_them() -> None:
+    pooled = msgspec.structs.replace(PLAN, pooled_slots=words(3, 2))
+    refused = refusal(pooled, replaced(12, words(3, 4)))
+    assert refused == "frame 12 of PLAN pools slot 3 by 4; 1 (last) and 2 (mean) are known"
+    assert refusal(pooled, replaced(12, words(3))) == "frame 12 of PLAN has 1 words; each record has 2"
+    with_vectors = msgspec.structs.replace(RESULT, pooled=words(0x3F800000))
+    assert encode(decode(encode(with_vectors))) == encode(with_vectors)
+    with pytest.raises(Malformed, match="frame 6 of STEP_RESULT is empty"):
+        decode([*encode(RESULT), b""])
 
 
 def test_the_last_optional_frame_is_not_empty() -> None:

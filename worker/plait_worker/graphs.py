@@ -114,8 +114,10 @@ class StepGraphs:
     prompts: CapturedPrefill = field(default_factory=UnplannedPrefill)
 
     def find_graph(self, inputs: StepInputs, slots: Slots) -> StepGraph | None:
-        """The best graph for the step; None if it is too large, or needs prompt log-probabilities or no sample."""
+        """The best graph for the step; None if it is too large, or needs hidden states of prompts or no sample."""
         prompts = inputs.slots_R[: inputs.num_prefill]
+        if slots.pooled.has_rows(inputs):
+            return None
         if not inputs.samples_R.any() or any(slots.sampling.num_prompt_logprobs[slot] is not None for slot in prompts):
             return None
         needed = needed_size(inputs)

@@ -71,6 +71,8 @@ class InFlight:
     output_records: Sequence[Records]
     prompt_records: Sequence[Records]
     end: DeviceEvent
+    pooled: Download | None = None
+    """float32, of the pooled prompts that end."""
     left_out_S: Bools | None = None
     """Rows that sampled nothing; None if all sampled."""
 
@@ -91,6 +93,7 @@ class InFlight:
             token_ids=ids.tobytes(),
             logprobs=b"".join(records.frame() for records in self.output_records),
             prompt_logprobs=b"".join(records.frame() for records in self.prompt_records),
+            pooled=b"" if self.pooled is None else self.pooled.array().tobytes(),
         )
 
 
@@ -104,6 +107,7 @@ class Forward:
     logits_SU: Tensor
     graph: StepGraph | None
     prompt_records: Sequence[Records]
+    pooled_VD: Tensor | None
     end: DeviceEvent
 
     @property
@@ -157,14 +161,15 @@ class Rank:
             inputs, graph = self._take(plan)
             if graph is not None:
                 self.totals.num_graph_steps += 1
-                logits_SU, of_prompts = graph.replay(inputs), list[Records]()
+                logits_SU, of_prompts, pooled_VD = graph.replay(inputs), list[Records](), None
             else:
                 rows = self._rows(inputs)
                 hidden_TD = self._hidden(rows)
                 logits_SU = self.model.shard_logits(hidden_TD[rows.sample_index_S])
                 of_prompts = self._prompt_records(inputs, hidden_TD)
+                pooled_VD = self.slots.pooled.vectors(inputs, hidden_TD)
             end = DeviceEvent(self.slots.device)
-            return Forward(plan.step, begin, inputs, logits_SU, graph, of_prompts, end)
+            return Forward(plan.step, begin, inputs, logits_SU, graph, of_prompts, pooled_VD, end)
 
     @torch.inference_mode()
     def sample(self, forward: Forward, messages: Sequence[StepMasks]) -> InFlight:
@@ -177,7 +182,9 @@ class Rank:
         else:
             ids_S, records = self._sample_kept(forward, rows)
         left_out_S = rows.left_out_S if rows.left_out_S.any() else None
-        return self._in_flight(forward.step, forward.begin, ids_S, records, forward.prompt_records, left_out_S)
+        return self._in_flight(
+            forward.step, forward.begin, ids_S, records, forward.prompt_records, left_out_S, forward.pooled_VD
+        )
 
     def _sample_kept(self, forward: Forward, rows: SampledRows) -> tuple[Tensor, list[Records]]:
         """Sample the rows that are not left out; the others are computed again."""
@@ -250,7 +257,9 @@ class Rank:
         if ids_S.shape[0]:  # the head never sees a row that does not sample
             logits_SU = self.model.shard_logits(hidden_TD[rows.sample_index_S])
             ids_S, records = self._sample(logits_SU, inputs.slots_R[inputs.samples_R])
-        return self._in_flight(step, begin, ids_S, records, self._prompt_records(inputs, hidden_TD))
+        pooled_VD = self.slots.pooled.vectors(inputs, hidden_TD)
+        of_prompts = self._prompt_records(inputs, hidden_TD)
+        return self._in_flight(step, begin, ids_S, records, of_prompts, pooled_VD=pooled_VD)
 
     def _rows(self, inputs: StepInputs) -> Rows:
         with nvtx_range("rows"):
@@ -324,10 +333,13 @@ class Rank:
         of_outputs: Sequence[Records],
         of_prompts: Sequence[Records] = (),
         left_out_S: Bools | None = None,
+        pooled_VD: Tensor | None = None,
     ) -> InFlight:
         with nvtx_range("download"):
             ids = Download(ids_S.to(torch.int32))
-            return InFlight(step, begin, ids, of_outputs, of_prompts, DeviceEvent(self.slots.device), left_out_S)
+            pooled = None if pooled_VD is None else Download(pooled_VD)
+            end = DeviceEvent(self.slots.device)
+            return InFlight(step, begin, ids, of_outputs, of_prompts, end, pooled, left_out_S)
 
 
 def _replica_rows(inputs: StepInputs, graph: StepGraph | None) -> ReplicaRows:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from plait_worker.errors import ensure
+from plait_worker.pooling import PooledSlots
 from plait_worker.sampling_table import SamplingTable
 from plait_worker.step_inputs import Bools, Ints, StepInputs, without_void_rows
 from plait_worker.transfer import upload
@@ -40,6 +41,7 @@ class Slots:
         max_pages = -(-max_model_len // page_size)
         self.num_slots = num_slots
         self.sampling = SamplingTable(num_slots, vocab_size, device)
+        self.pooled = PooledSlots()
         self._device = device
         self._page_size = page_size
         self._num_pages = num_pages
@@ -149,11 +151,12 @@ class Slots:
         self._is_live_N[freed_F] = False
         self._left_out.difference_update(freed_F.tolist())
         self.sampling.release(freed_F)
+        self.pooled.release(freed_F.tolist())
 
     def _open_slots(self, inputs: StepInputs) -> None:
         new_slots = inputs.new_slots
-        is_asked = bool(inputs.adjustments) or len(inputs.scored_E2) > 0
-        ensure(bool(new_slots) or not is_asked, "the plan says how a slot samples that is not new")
+        is_asked = bool(inputs.adjustments) or len(inputs.scored_E2) > 0 or len(inputs.pooled_E2) > 0
+        ensure(bool(new_slots) or not is_asked, "the plan says how a slot samples or is pooled that is not new")
         if not new_slots:
             return
         slots = np.array([new.slot for new in new_slots], dtype=np.int64)
@@ -168,6 +171,8 @@ class Slots:
         self.sampling.release(slots)
         self.sampling.assign(new_slots, inputs.adjustments)
         self.sampling.assign_scored(new_slots, inputs.scored_E2)
+        self.pooled.release(slots.tolist())
+        self.pooled.assign(slots.tolist(), inputs.pooled_E2)
 
     def _append(self, appended_A2: Ints) -> None:
         if len(appended_A2) == 0:

@@ -46,6 +46,8 @@ class StepInputs:
     """What new slots change about their logits."""
     scored_E2: Ints = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
     """(slot, token id): the slot's records have the token behind the best ones, in this order."""
+    pooled_E2: Ints = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
+    """(new slot, pooling): the hidden states of the slot's prompt are pooled."""
     restored_X2: Ints = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
     """(new slot, snapshot): the slot's request begins behind what the snapshot's did."""
     saved_X3: Ints = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))
@@ -96,6 +98,7 @@ def read_plan(plan: Plan) -> StepInputs:
         new_slots=plan.new_slots,
         adjustments=tuple(read_adjustments(memoryview(plan.adjustments))) if len(plan.adjustments) else (),
         scored_E2=_words(plan.scored_ids).reshape(-1, 2),
+        pooled_E2=_words(plan.pooled_slots).reshape(-1, 2),
         appended_A2=_words(plan.appended_pages).reshape(-1, 2),
         num_prefill=plan.num_prefill,
         slots_R=np.concatenate((prefill_P4[:, 0], decode_D2[:, 0])),

@@ -3,9 +3,9 @@
 use plait_proto::{
     Adjustment, AppendedPage, Bye, CapturedSize, Decision, DecodeRow, Drain, ExitCode, Fact, Fail,
     ForwardDone, Heartbeat, Hello, Join, MaskedRow, Message, Mode, NewMask, NewSlot, OtherPage,
-    PageKind, Plan, PrefillRow, PromptCounts, RestoredSlot, SamplingParams, SavedSlot, ScoredId,
-    SlotState, StepMasks, StepResult, StoreOperation, StoreReply, StoreRequest, TokenBias,
-    TrimmedSlot, Vote, Welcome,
+    PageKind, Plan, PooledSlot, Pooling, PrefillRow, PromptCounts, RestoredSlot, SamplingParams,
+    SavedSlot, ScoredId, SlotState, StepMasks, StepResult, StoreOperation, StoreReply,
+    StoreRequest, TokenBias, TrimmedSlot, Vote, Welcome,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -265,6 +265,7 @@ pub fn plan() -> impl Strategy<Value = Plan> {
         vec(scored_id(), 0..3),
         vec(restored_slot(), 0..3),
         vec(saved_slot(), 0..3),
+        vec(pooled_slot(), 0..3),
     );
     (header, rows, changes).prop_flat_map(|(header, rows, changes)| {
         let num_token_ids: u64 = rows.0.iter().map(PrefillRow::num_token_ids).sum();
@@ -284,8 +285,20 @@ pub fn plan() -> impl Strategy<Value = Plan> {
             scored_ids: changes.5.clone(),
             restored_slots: changes.6.clone(),
             saved_slots: changes.7.clone(),
+            pooled_slots: changes.8.clone(),
             awaits_masks: header.3,
         })
+    })
+}
+
+fn pooled_slot() -> impl Strategy<Value = PooledSlot> {
+    any::<(u32, bool)>().prop_map(|(slot, is_mean)| PooledSlot {
+        slot,
+        pooling: if is_mean {
+            Pooling::Mean
+        } else {
+            Pooling::Last
+        },
     })
 }
 
@@ -404,8 +417,8 @@ fn adjustment() -> impl Strategy<Value = Adjustment> {
 fn step_result() -> impl Strategy<Value = StepResult> {
     let accepted = vec(vec(any::<u32>(), 0..4), 0..20);
     let records = || vec(any::<u32>(), 0..50);
-    (any::<[u64; 2]>(), accepted, records(), records()).prop_map(
-        |([step, elapsed_us], accepted, logprobs, prompt_logprobs)| StepResult {
+    (any::<[u64; 2]>(), accepted, records(), records(), records()).prop_map(
+        |([step, elapsed_us], accepted, logprobs, prompt_logprobs, pooled)| StepResult {
             step,
             elapsed_us,
             num_accepted: accepted
@@ -415,6 +428,7 @@ fn step_result() -> impl Strategy<Value = StepResult> {
             token_ids: accepted.concat(),
             logprobs,
             prompt_logprobs,
+            pooled,
         },
     )
 }

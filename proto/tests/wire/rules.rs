@@ -3,8 +3,8 @@
 use plait_proto::{
     Adjustment, DecodeRow, Fail, Frames, Kind, LogprobRecords, MAX_FRAME_BYTES, MAX_HEADER_BYTES,
     MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, Malformed, MaskedRow, Message, NewMask, NewSlot, OtherPage,
-    Plan, PrefillRow, RestoredSlot, SamplingParams, SavedSlot, ScoredId, StepMasks, StepResult,
-    TokenBias, TrimmedSlot, decode, encode,
+    Plan, PooledSlot, Pooling, PrefillRow, RestoredSlot, SamplingParams, SavedSlot, ScoredId,
+    StepMasks, StepResult, TokenBias, TrimmedSlot, decode, encode,
 };
 
 fn plan() -> Plan {
@@ -59,10 +59,10 @@ fn the_number_of_frames_is_that_of_the_kind() {
         Err(Malformed::TooFewFrames { given: 0 })
     );
     assert_eq!(
-        decode(&[[3]; 13]),
+        decode(&[[3]; 14]),
         Err(Malformed::TooManyFrames {
-            given: 13,
-            limit: 12
+            given: 14,
+            limit: 13
         })
     );
     let short = refusal(plan(), |frames| frames.truncate(5));
@@ -73,16 +73,31 @@ fn the_number_of_frames_is_that_of_the_kind() {
             given: 5
         }
     );
-    assert_eq!(short.to_string(), "Plan came in 5 frames; it has 6 to 12");
-    let long = refusal(result(), |frames| frames.push(Vec::new()));
+    assert_eq!(short.to_string(), "Plan came in 5 frames; it has 6 to 13");
+    let long = refusal(result(), |frames| frames.extend([Vec::new(), Vec::new()]));
     assert_eq!(
         long,
         Malformed::FrameCount {
             kind: Kind::StepResult,
-            given: 7
+            given: 8
         }
     );
-    assert_eq!(long.to_string(), "StepResult came in 7 frames; it has 6");
+    assert_eq!(
+        long.to_string(),
+        "StepResult came in 8 frames; it has 6 to 7"
+    );
+    let kind = Kind::StepResult;
+    let empty = refusal(result(), |frames| frames.push(Vec::new()));
+    assert_eq!(empty, Malformed::EmptyLastFrame { kind, frame: 6 });
+    let pooled = Plan {
+        pooled_slots: vec![PooledSlot {
+            slot: 3,
+            pooling: Pooling::Last,
+        }],
+        ..plan()
+    };
+    let unknown = refusal(pooled, |frames| frames[12][4] = 4);
+    assert_eq!(unknown, Malformed::UnknownPooling { slot: 3, word: 4 });
 }
 
 #[test]
@@ -209,9 +224,17 @@ fn optional_frames_are_left_out_while_they_are_empty() {
         saved_slots: vec![SAVED_SLOT],
         ..plan()
     };
+    let with_pooled_slots = Plan {
+        pooled_slots: vec![PooledSlot {
+            slot: 3,
+            pooling: Pooling::Mean,
+        }],
+        ..plan()
+    };
     for (plan, num_frames) in [
         (plan(), 6),
         (with_saved_slots, 12),
+        (with_pooled_slots, 13),
         (with_scored_ids, 10),
         (without_trims, 7),
         (without_other_pages, 8),

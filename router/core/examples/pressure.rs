@@ -92,6 +92,7 @@ impl World {
             prompt_logprobs: false,
             is_masked: false,
             num_slot_words: 0,
+            is_pooled: false,
             priority,
             tenant: TenantId(tenant),
             weight: NonZeroU32::MIN,

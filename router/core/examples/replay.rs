@@ -66,6 +66,7 @@ impl Ask {
             prompt_logprobs: false,
             is_masked: self.is_masked,
             num_slot_words: 0,
+            is_pooled: false,
             priority: self.priority,
             tenant: TenantId(self.tenant),
             weight: self.weight,

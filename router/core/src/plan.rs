@@ -138,9 +138,9 @@ pub struct PrefillRow {
     /// The chunk completes the prompt, and an output token is due. Only then is one sampled.
     pub is_last_chunk: bool,
     /// `token_ids` holds one more token of this row, which is not computed: the one after the
-    /// chunk. Middle chunks have it if the request wants prompt log-probabilities.
+    /// chunk. Middle chunks have it if the request wants prompt log-probabilities or is pooled.
     pub lookahead: bool,
-    /// Prompt positions whose log-probabilities this row reports; empty if not wanted. No position
+    /// Prompt positions whose log-probabilities this row reports; empty if not wanted. Never empty in a pooled prompt. No position
     /// is reported twice, even if a preempted prompt is computed twice. The row's records begin at
     /// `start + 1`; ignore those outside the range.
     pub prompt_logprobs: Range<u32>,

@@ -20,6 +20,8 @@ pub struct Request {
     /// The prompt's log-probabilities are reported, so cached pages are computed again. Of several choices only the
     /// first reports them.
     pub prompt_logprobs: bool,
+    /// The hidden states of all its tokens are pooled, so none is taken from the cache.
+    pub is_pooled: bool,
     /// Every token is sampled under a mask that depends on those before it. A row whose mask is late accepts none.
     pub is_masked: bool,
     /// Words that travel with the request when it enters a slot, its output so far apart; 0 for most.

@@ -316,6 +316,9 @@ impl Job {
     /// next one is sampled from it. So is every token that predicts a prompt token whose
     /// log-probability is still to be reported.
     pub(crate) fn num_cacheable_tokens(&self) -> u32 {
+        if self.request.is_pooled {
+            return 0;
+        }
         let is_measured = self.request.prompt_logprobs;
         if is_measured && self.num_prompt_reported < self.prompt_len() {
             self.num_prompt_reported.saturating_sub(1)
@@ -326,9 +329,13 @@ impl Job {
 
     /// Prompt positions that a chunk `start..end` predicts and no earlier chunk did.
     ///
+    /// Of a pooled prompt all that the chunk computes.
     /// A chunk predicts the token after each of its own. A preempted request computes its prompt
     /// again, but reports no position twice.
     pub(crate) fn claim_prompt_positions(&mut self, start: u32, end: u32) -> Range<u32> {
+        if self.request.is_pooled {
+            return start..end;
+        }
         if !self.request.prompt_logprobs {
             return 0..0;
         }
@@ -352,7 +359,8 @@ impl Job {
 
     /// Whether the chunk's last position predicts a prompt token that the chunk does not hold.
     pub(crate) fn wants_lookahead(&self, chunk_end: u32) -> bool {
-        self.request.prompt_logprobs && chunk_end < self.prompt_len()
+        let is_told = self.request.prompt_logprobs || self.request.is_pooled;
+        is_told && chunk_end < self.prompt_len()
     }
 
     /// Appends a sampled token to the output. Returns why it ends the request, if it does.

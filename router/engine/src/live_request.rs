@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use plait_core::{Micros, PrefillRow, Request, TokenId};
-use plait_openai::PreparedChoice;
+use plait_openai::{Pooled, PreparedChoice};
 use plait_proto::{Adjustment, SamplingParams};
 
 use crate::first_uses::Way;
@@ -24,6 +24,8 @@ pub struct LiveRequest {
     pub adjustment: Option<Arc<Adjustment>>,
     /// Tokens whose log-probabilities it wants besides the best ones'.
     pub scored_ids: Arc<[TokenId]>,
+    /// How its prompt is pooled, if it is.
+    pub pooled: Option<Pooled>,
     /// Whether any token is to be sampled.
     pub has_output: bool,
     /// Whether its tokens are sampled under masks.
@@ -47,6 +49,7 @@ impl LiveRequest {
             sampling: choice.sampling,
             adjustment: choice.adjustment,
             scored_ids: choice.scored_ids,
+            pooled: choice.pooled,
             has_output: prompt.max_tokens > 0,
             is_masked: prompt.is_masked,
             prompt: PromptProgress::new(prompt.prompt.len()),

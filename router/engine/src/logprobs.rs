@@ -74,6 +74,36 @@ pub fn of_prompts(
     }
 }
 
+/// The vectors of the prompts that ended, by their requests.
+pub fn of_pooled(
+    step: &StepInFlight,
+    result: &StepResult,
+) -> Result<Vec<(RequestId, Vec<f32>)>, WrongRecords> {
+    let wrong = WrongRecords {
+        frame: "pooled vectors",
+        step: step.step,
+    };
+    let (num_rows, num_words) = (step.pooled.len(), result.pooled.len());
+    if num_rows == 0 {
+        return if num_words == 0 {
+            Ok(Vec::new())
+        } else {
+            Err(wrong)
+        };
+    }
+    if num_words == 0 || num_words % num_rows != 0 {
+        return Err(wrong);
+    }
+    let vectors = result.pooled.chunks(num_words / num_rows);
+    let floats = |words: &[u32]| words.iter().map(|&bits| f32::from_bits(bits)).collect();
+    Ok(step
+        .pooled
+        .iter()
+        .copied()
+        .zip(vectors.map(floats))
+        .collect())
+}
+
 fn take(
     records: &mut LogprobRecords<'_>,
     num_records: u32,
@@ -123,6 +153,7 @@ mod tests {
             limit: std::time::Duration::ZERO,
             sampled,
             measured,
+            pooled: Vec::new(),
             awaiting: Vec::new(),
             left_out: Vec::new(),
             forward_is_done: false,

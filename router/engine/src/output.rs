@@ -33,6 +33,13 @@ pub enum StreamEvent {
         /// One for each position.
         records: Vec<TokenLogprobs>,
     },
+    /// A request's prompt is pooled.
+    Embedding {
+        /// Whose.
+        request: RequestId,
+        /// As the worker computed it.
+        embedding: Vec<f32>,
+    },
     /// A request was admitted, and the prefix cache had some of its prompt.
     CachedTokens {
         /// Whose.
@@ -185,6 +192,11 @@ impl Output {
                 if let Some((at, open)) = self.find(request) {
                     open.response
                         .push_prompt_logprobs(at.choice, first_position, &records);
+                }
+            }
+            StreamEvent::Embedding { request, embedding } => {
+                if let Some((at, open)) = self.find(request) {
+                    open.response.set_embedding(at.choice, embedding);
                 }
             }
             StreamEvent::CachedTokens {

@@ -11,7 +11,7 @@ use plait_core::{
     Settings, SettingsError, StepId, Vote,
 };
 use plait_openai::{ApiError, PreparedPrompt};
-use plait_proto::{Adjustment, NewSlot, ScoredId};
+use plait_proto::{Adjustment, NewSlot, PooledSlot, ScoredId};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -250,6 +250,7 @@ impl Serving {
                 slots: new_slots.collect(),
                 adjustments: self.adjustments_of(&plan),
                 scored_ids: self.scored_ids_of(&plan),
+                pooled: self.pooled_of(&plan),
             },
             plan,
             step,
@@ -266,6 +267,15 @@ impl Serving {
             })
         });
         asked.collect()
+    }
+
+    fn pooled_of(&self, plan: &Plan) -> Vec<PooledSlot> {
+        let pooled = plan.new_slots.iter().filter_map(|new| {
+            let pooling = self.requests[&new.request].pooled?.pooling;
+            let slot = new.slot.0;
+            Some(PooledSlot { slot, pooling })
+        });
+        pooled.collect()
     }
 
     fn scored_ids_of(&self, plan: &Plan) -> Vec<ScoredId> {
@@ -466,6 +476,16 @@ impl Serving {
         if self.num_measured > 0 {
             self.mark_measured(plan, &mut step);
         }
+        let ends_pooled = |row: &&plait_core::PrefillRow| {
+            let live = self.requests.get(&row.request);
+            !row.lookahead && live.is_some_and(|live| live.pooled.is_some())
+        };
+        step.pooled = plan
+            .prefill
+            .iter()
+            .filter(ends_pooled)
+            .map(|row| row.request)
+            .collect();
         step.awaiting = self.masks.rows_of(plan);
         step
     }

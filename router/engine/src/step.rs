@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use plait_core::{Decision, Plan, RequestId, StepWork, TokenId};
 use plait_proto::{
-    Adjustment, AppendedPage, DecodeRow, NewSlot, OtherPage, PageKind, PlanEncoder, PrefillRow,
-    RestoredSlot, SamplingParams, SavedSlot, ScoredId, TrimmedSlot,
+    Adjustment, AppendedPage, DecodeRow, NewSlot, OtherPage, PageKind, PlanEncoder, PooledSlot,
+    PrefillRow, RestoredSlot, SamplingParams, SavedSlot, ScoredId, TrimmedSlot,
 };
 
 use crate::group::decision_to_wire;
@@ -28,6 +28,8 @@ pub struct StepInFlight {
     pub sampled: Vec<Option<u32>>,
     /// Prefill rows whose prompt log-probabilities come with the result.
     pub measured: Vec<MeasuredRow>,
+    /// Requests whose pooled prompts end with this step, in row order.
+    pub pooled: Vec<RequestId>,
     /// Rows that await masks, until these are sent.
     pub awaiting: Vec<AwaitingRow>,
     /// Rows that must accept nothing.
@@ -61,6 +63,7 @@ impl StepInFlight {
             limit,
             sampled: Vec::new(),
             measured: Vec::new(),
+            pooled: Vec::new(),
             awaiting: Vec::new(),
             left_out: Vec::new(),
             forward_is_done: false,
@@ -98,6 +101,8 @@ pub struct NewSlots {
     pub adjustments: Vec<Adjustment>,
     /// Of those that name tokens to score.
     pub scored_ids: Vec<ScoredId>,
+    /// Of those whose prompts are pooled.
+    pub pooled: Vec<PooledSlot>,
 }
 
 /// Turns plans into frames, in buffers that it keeps.
@@ -119,6 +124,7 @@ impl PlanWriter {
         let wire = &mut self.plan;
         wire.adjustments = new_slots.adjustments;
         wire.scored_ids = new_slots.scored_ids;
+        wire.pooled_slots = new_slots.pooled;
         wire.step = plan.step.0;
         wire.awaits_masks = awaits_masks;
         wire.decision = decision.map(decision_to_wire);

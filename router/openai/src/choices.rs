@@ -17,6 +17,8 @@ pub(crate) struct Choices {
     num_of_each: usize,
     /// Of each prompt: one for each token if the request asked for them, else empty.
     prompt_scores: Vec<PromptScores>,
+    /// Of each choice of a call for embeddings, once it is there.
+    embeddings: Vec<Vec<f32>>,
 }
 
 impl Choices {
@@ -34,6 +36,10 @@ impl Choices {
         });
         Self {
             prompt_scores: prompt_scores.collect(),
+            embeddings: match context.report.embedding {
+                Some(_) => vec![Vec::new(); states.len()],
+                None => Vec::new(),
+            },
             num_of_each,
             states,
         }
@@ -87,6 +93,17 @@ impl Choices {
         for (score, record) in scores.zip(records) {
             *score = Some(record.clone());
         }
+    }
+
+    /// Takes the pooled hidden states of a choice's prompt.
+    pub(crate) fn set_embedding(&mut self, index: usize, embedding: Vec<f32>) {
+        if let Some(place) = self.embeddings.get_mut(index) {
+            *place = embedding;
+        }
+    }
+
+    pub(crate) fn embeddings(&self) -> &[Vec<f32>] {
+        &self.embeddings
     }
 
     /// Notes how much of a prompt the prefix cache had. What its other choices find is the first one's.

@@ -153,6 +153,19 @@ impl ApiError {
     }
 }
 
+impl ApiError {
+    /// More `dimensions` than the model's vectors have.
+    pub fn dimensions(asked: Option<u32>, num_elements: usize) -> Self {
+        let asked = asked.unwrap_or_default();
+        Self::from(RequestError::invalid(
+            "dimensions",
+            format!(
+                "`dimensions` is {asked}, where 1 to {num_elements} are allowed; send that or leave it out"
+            ),
+        ))
+    }
+}
+
 impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
         Self {

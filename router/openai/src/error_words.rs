@@ -13,6 +13,7 @@ const RESPONSES: Names = &[
     ("max_tokens", "max_output_tokens"),
     ("reasoning_effort", "reasoning.effort"),
 ];
+const EMBEDDINGS: Names = &[("prompt", "input")];
 const MESSAGES: Names = &[
     ("stop", "stop_sequences"),
     ("thinking_token_budget", "thinking.budget_tokens"),
@@ -24,6 +25,15 @@ const NOT_CONTINUED: &str = "the last of `messages` is the assistant's, which th
 /// What these APIs write without `function` in between.
 const RESPONSES_TOOLS: Names = &[(".function", "")];
 const MESSAGES_TOOLS: Names = &[(".function.parameters", ".input_schema"), (".function", "")];
+
+/// The same error in a call for embeddings.
+pub(crate) fn in_words_of_embeddings(error: &RequestError) -> RequestError {
+    RequestError {
+        param: Cow::Owned(renamed(&error.param, EMBEDDINGS, &[])),
+        message: renamed_in_text(&error.message, EMBEDDINGS, &[]),
+        code: error.code,
+    }
+}
 
 /// The same error about the field that the client has sent.
 pub(crate) fn in_words_of(input: &Input, error: RequestError) -> RequestError {

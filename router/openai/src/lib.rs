@@ -13,6 +13,7 @@ mod choice_state;
 mod choices;
 mod chunk_writer;
 mod constraint;
+mod embeddings_renderer;
 mod error;
 mod error_words;
 mod json;
@@ -39,10 +40,10 @@ pub use constraint::{AskedConstraint, ConstraintField, ConstraintValue, GrammarO
 pub use error::{ApiError, RequestError};
 pub use logprobs::TokenLogprobs;
 pub use logprobs_budget::LogprobsBudget;
-pub use prepare::{Prepared, PreparedChoice, PreparedPrompt, prepare};
+pub use prepare::{Pooled, Prepared, PreparedChoice, PreparedPrompt, prepare};
 pub use request::{
-    ChoiceFields, ClientFields, GenerateRequest, Input, LogitFields, MaxTokensField, OutputFields,
-    Prompt, PromptFields, Protocol, StopFields, TruncationSide,
+    ChoiceFields, ClientFields, EmbeddingFields, GenerateRequest, Input, LogitFields,
+    MaxTokensField, OutputFields, Prompt, PromptFields, Protocol, StopFields, TruncationSide,
 };
 pub use response_writer::{ResponseState, ResponseWriter};
 pub use text_calls::{TextCall, answer_text_call};

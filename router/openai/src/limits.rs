@@ -10,7 +10,10 @@ use std::ops::RangeInclusive;
 use plait_text::{EncodeError, Message, OutOfRange, RESERVED_NAMES};
 
 use crate::error::RequestError;
-use crate::request::{GenerateRequest, Input, LogitFields, MaxTokensField, StopFields};
+use crate::prepare::Pooled;
+use crate::request::{
+    EmbeddingFields, GenerateRequest, Input, LogitFields, MaxTokensField, StopFields,
+};
 use crate::tools;
 
 const MESSAGES: RangeInclusive<usize> = 1..=4096;
@@ -20,6 +23,9 @@ const PROMPTS: RangeInclusive<usize> = 1..=128;
 const CHOICES: RangeInclusive<u32> = 1..=128;
 /// Of all prompts of a call together.
 const MAX_CHOICES: usize = 256;
+/// Prompts of a call for embeddings.
+const EMBEDDED: RangeInclusive<usize> = 1..=2048;
+const DIMENSIONS: RangeInclusive<u32> = 1..=1 << 20;
 const TEMPLATE_ARGUMENTS: RangeInclusive<usize> = 0..=32;
 const STOP_STRINGS: RangeInclusive<usize> = 0..=16;
 const STOP_BYTES: RangeInclusive<usize> = 1..=256;
@@ -89,7 +95,10 @@ impl Numbers {
 
 /// Checks all that needs no model; the first limit that is broken is the error.
 pub(crate) fn check(request: &GenerateRequest) -> Result<Numbers, RequestError> {
-    check_input(&request.input)?;
+    match (&request.input, request.report.embedding) {
+        (Input::Completion { prompts, .. }, Some(_)) => check_prompts(prompts.len(), EMBEDDED)?,
+        (input, _) => check_input(input)?,
+    }
     request.sampling.check().map_err(out_of_range)?;
     check_stops(&request.end)?;
     let numbers = check_numbers(request)?;
@@ -138,14 +147,16 @@ pub(crate) fn check_input(input: &Input) -> Result<(), RequestError> {
             }
             tools::check(fields, messages)
         }
-        Input::Completion { prompts, .. } => {
-            let advice = Advice {
-                too_few: "send a text or token ids",
-                too_many: "send the others in further requests",
-            };
-            check_count("prompt", prompts.len(), "prompts", PROMPTS, advice)
-        }
+        Input::Completion { prompts, .. } => check_prompts(prompts.len(), PROMPTS),
     }
+}
+
+fn check_prompts(num: usize, allowed: RangeInclusive<usize>) -> Result<(), RequestError> {
+    let advice = Advice {
+        too_few: "send a text or token ids",
+        too_many: "send the others in further requests",
+    };
+    check_count("prompt", num, "prompts", allowed, advice)
 }
 
 fn check_continued(last: Option<&Message>) -> Result<(), RequestError> {
@@ -221,6 +232,9 @@ fn num_choices(request: &GenerateRequest) -> Result<NonZeroU32, RequestError> {
         Input::Chat { .. } => 1,
         Input::Completion { prompts, .. } => prompts.len(),
     };
+    if request.report.embedding.is_some() {
+        return Ok(NonZeroU32::MIN);
+    }
     let in_all = num_prompts * num.get() as usize;
     if in_all <= MAX_CHOICES {
         return Ok(num);
@@ -230,6 +244,21 @@ fn num_choices(request: &GenerateRequest) -> Result<NonZeroU32, RequestError> {
          call; lower it, or send the others in further requests"
     );
     Err(RequestError::invalid("n", message))
+}
+
+/// How prompts are pooled, if they are.
+pub(crate) fn check_embedding(
+    asked: Option<EmbeddingFields>,
+) -> Result<Option<Pooled>, RequestError> {
+    let Some(asked) = asked else {
+        return Ok(None);
+    };
+    let dimensions = in_range("dimensions", asked.dimensions, DIMENSIONS)?;
+    let pooling = asked.pooling;
+    Ok(Some(Pooled {
+        pooling,
+        dimensions,
+    }))
 }
 
 fn truncation(given: Option<i64>) -> Result<Option<Truncation>, RequestError> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use plait_core::{Request, TenantId, TokenId};
 use plait_grammar::Grammar;
-use plait_proto::{Adjustment, SamplingParams};
+use plait_proto::{Adjustment, Pooling, SamplingParams};
 use plait_text::{ModelText, Parsing, ReasoningFormat, TextStyle, ToolFormat, Tools};
 
 use crate::adjust;
@@ -15,7 +15,7 @@ use crate::choice_state::{ChoiceState, ResponseContext};
 use crate::choices::Choices;
 use crate::constraint::{AnswerForm, AskedConstraint};
 use crate::error::{ApiError, RequestError};
-use crate::error_words::in_words_of;
+use crate::error_words::{in_words_of, in_words_of_embeddings};
 use crate::limits::{self, Numbers};
 use crate::logprobs_budget::LogprobsBudget;
 use crate::prompt_encoder::{PromptEncoder, Tokenised, Tokens, check_ids, prompt_param};
@@ -83,6 +83,18 @@ pub struct PreparedPrompt {
     pub choices: Vec<PreparedChoice>,
 }
 
+/// How a prompt's hidden states become its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pooled {
+    /// One vector of all.
+    pub pooling: Pooling,
+    /// Elements that the answer has at most.
+    pub dimensions: Option<u32>,
+}
+
+/// Elements of most models' vectors: so many slots enter at a time that their vectors fit a result.
+const POOLED_WORDS: u32 = 8192;
+
 /// One choice of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PreparedChoice {
@@ -92,6 +104,8 @@ pub struct PreparedChoice {
     pub adjustment: Option<Arc<Adjustment>>,
     /// For the worker: tokens whose log-probabilities come besides the best ones'.
     pub scored_ids: Arc<[TokenId]>,
+    /// For the worker: how the hidden states of its prompt are pooled, if they are.
+    pub pooled: Option<Pooled>,
     /// What its answer must be, if anything.
     pub grammar: Option<Grammar>,
 }
@@ -107,7 +121,10 @@ pub fn prepare(
     random_seed: &mut impl FnMut() -> u64,
 ) -> Result<Prepared, RequestError> {
     let prepared = prepare_chat_or_completion(model, request, max_model_len, random_seed);
-    prepared.map_err(|error| in_words_of(&request.input, error))
+    prepared.map_err(|error| match request.report.embedding {
+        Some(_) => in_words_of_embeddings(&error),
+        None => in_words_of(&request.input, error),
+    })
 }
 
 fn prepare_chat_or_completion(
@@ -135,6 +152,7 @@ fn prepare_chat_or_completion(
     let num_prompt_logprobs = limits::check_prompt_logprobs(num_tokens, num_times, of_prompts)?;
     limits::check_repeated(num_repeated_bytes(request, &prompts), &numbers)?;
     let (_, prompt_logprobs) = of_prompts;
+    let pooled = limits::check_embedding(request.report.embedding)?;
     let constraint = asked_constraint(model, request, calls.as_ref(), &prompts)?;
     let is_masked = constraint.is_some() && max_tokens(&request.input, &numbers) > 0;
     let prepared = prompts.iter().map(|prompt| {
@@ -154,6 +172,7 @@ fn prepare_chat_or_completion(
             },
             adjustment: adjustment.clone(),
             scored_ids: scored_ids.clone(),
+            pooled,
             grammar: None,
         });
         PreparedPrompt {
@@ -164,8 +183,12 @@ fn prepare_chat_or_completion(
                 stop_ids: stop_ids.clone(),
                 num_choices: numbers.num_choices,
                 prompt_logprobs: prompt_logprobs.is_some(),
+                is_pooled: pooled.is_some(),
                 is_masked,
-                num_slot_words: adjustment.as_ref().map_or(0, |it| num_words(it)),
+                num_slot_words: match pooled {
+                    Some(_) => POOLED_WORDS,
+                    None => adjustment.as_ref().map_or(0, |it| num_words(it)),
+                },
                 priority: numbers.priority,
                 tenant: TenantId(request.client.tenant),
                 weight: request.client.weight.unwrap_or(NonZeroU32::MIN),

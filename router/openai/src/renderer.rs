@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use crate::chat_renderer::ChatRenderer;
 use crate::choice_state::{ChoiceState, ResponseContext};
 use crate::choices::Choices;
+use crate::embeddings_renderer::EmbeddingsRenderer;
 use crate::error::ApiError;
 use crate::messages_renderer::MessagesRenderer;
 use crate::request::{GenerateRequest, Input, Protocol};
@@ -45,6 +46,9 @@ pub(crate) trait Renderer: Debug + Send {
 
 /// The renderer of the API that a request came by.
 pub(crate) fn renderer_of(request: &GenerateRequest) -> Box<dyn Renderer> {
+    if let Some(fields) = request.report.embedding {
+        return Box::new(EmbeddingsRenderer::new(request, fields));
+    }
     match &request.input {
         Input::Chat {
             protocol: Protocol::Responses { fields },

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
+use plait_proto::Pooling;
 use plait_text::SamplingFields;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -245,6 +246,19 @@ pub struct OutputFields {
     pub include_stop_str_in_output: bool,
     /// The answer has the model's thoughts.
     pub include_reasoning: bool,
+    /// The answer is a vector for each prompt.
+    pub embedding: Option<EmbeddingFields>,
+}
+
+/// How a prompt's vector is made and told.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+pub struct EmbeddingFields {
+    /// From the hidden states of its tokens.
+    pub pooling: Pooling,
+    /// Leading elements that are kept, before its length becomes 1.
+    pub dimensions: Option<i64>,
+    /// In base64, as little-endian f32.
+    pub is_base64: bool,
 }
 
 impl Default for OutputFields {
@@ -257,6 +271,7 @@ impl Default for OutputFields {
             skip_special_tokens: true,
             include_stop_str_in_output: false,
             include_reasoning: true,
+            embedding: None,
         }
     }
 }

@@ -75,6 +75,11 @@ impl ResponseWriter {
         self.choices.set_scores(choice, first_position, records);
     }
 
+    /// Takes the pooled hidden states of a choice's prompt, as the worker computed them.
+    pub fn set_embedding(&mut self, choice: usize, embedding: Vec<f32>) {
+        self.choices.set_embedding(choice, embedding);
+    }
+
     /// Notes how many tokens of a choice's prompt the prefix cache had, for the usage.
     pub fn set_cached_tokens(&mut self, choice: usize, num_tokens: u32) {
         self.choices.set_cached_tokens(choice, num_tokens.into());
@@ -85,7 +90,9 @@ impl ResponseWriter {
     pub fn defers_body(&self) -> bool {
         let report = self.context.report;
         !self.renderer.is_stream()
-            && (report.logprobs.is_some() || report.prompt_logprobs.is_some())
+            && (report.logprobs.is_some()
+                || report.prompt_logprobs.is_some()
+                || report.embedding.is_some())
     }
 
     /// Appends a deferred body; all choices have ended.

@@ -66,6 +66,9 @@ Temperature = Annotated[float, Meta(ge=0, le=100)]
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
+Pooling = Literal["last", "mean"]
+
+
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """HTTP server."""
 
@@ -139,6 +142,14 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         ContextLength | None,
         Setting("longest prompt plus output, in tokens", ("--context-length",), unset="the model's context"),
     ] = None
+
+
+class PoolingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Embeddings."""
+
+    pooling: Annotated[
+        Pooling, Setting("what a prompt's vector is: the last token's hidden state, or the mean of all tokens'")
+    ] = "last"
 
 
 class TemplateSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -533,6 +544,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     http: HttpSettings = HttpSettings()
     model: ModelSettings = ModelSettings()
+    pooling: PoolingSettings = PoolingSettings()
     template: TemplateSettings = TemplateSettings()
     device: DeviceSettings = DeviceSettings()
     scheduler: SchedulerSettings = SchedulerSettings()

@@ -656,6 +656,15 @@ impl Harness {
 
 fn check_prompt_row(row: &PrefillRow, tokens: &[TokenId], client: &mut Client) {
     let reported = &row.prompt_logprobs;
+    if client.spec.is_pooled {
+        let num_prompt = u32::try_from(client.spec.prompt.len()).unwrap();
+        let end = row.start + row.length;
+        assert_eq!(
+            (reported, row.lookahead),
+            (&(row.start..end), end < num_prompt)
+        );
+        return;
+    }
     if !client.spec.prompt_logprobs {
         assert!(reported.is_empty() && !row.lookahead);
         return;

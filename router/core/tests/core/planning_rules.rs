@@ -464,6 +464,7 @@ fn the_wait_is_reported_at_the_first_admission() {
         prompt_logprobs: false,
         is_masked: false,
         num_slot_words: 0,
+        is_pooled: false,
         priority: 0,
         salt: 0,
         tenant: TenantId(0),
@@ -507,4 +508,30 @@ fn a_prefill_under_way_comes_before_one_that_waits() {
     harness.submit(Spec::new(20, 1)).unwrap();
     assert_eq!(chunks(&step(&mut harness)), [(0, 32, 32)]);
     harness.run_to_the_end(2);
+}
+
+#[test]
+fn a_pooled_prompt_is_computed_whole_though_its_pages_are_cached() {
+    let settings = with(settings(), |it| it.pages.prefix_cache = true);
+    let mut harness = harness(settings, [(40, 1)]);
+    harness.run_to_the_end(1);
+    harness.submit(Spec::new(40, 1)).unwrap();
+    let hit = step(&mut harness);
+    assert!(hit.prefill[0].start > 0, "its prefix is found");
+    harness.run_to_the_end(1);
+    let pooled = Spec {
+        is_pooled: true,
+        ..Spec::new(40, 0)
+    };
+    harness.submit(pooled).unwrap();
+    let plans = [step(&mut harness), step(&mut harness)];
+    assert_eq!(
+        plans.each_ref().map(chunks),
+        [vec![(2, 0, 32)], vec![(2, 32, 8)]]
+    );
+    let rows = plans.each_ref().map(|plan| &plan.prefill[0]);
+    assert_eq!(rows.map(|row| row.lookahead), [true, false]);
+    assert_eq!(rows.map(|row| row.is_last_chunk), [false, false]);
+    // A captured step has no hidden states: the vote says so by them.
+    assert!(rows.iter().all(|row| !row.prompt_logprobs.is_empty()));
 }

@@ -77,7 +77,7 @@ prop_compose! {
         (tenant, weight) in (0..3u64, 1..4u32),
         num_choices in prop_oneof![7 => Just(1), 2 => 2..5u32],
     ) -> Spec {
-        Spec { prompt, max_tokens, stop_ids, priority, num_choices, prompt_logprobs, salt, is_masked, num_slot_words, tenant, weight }
+        Spec { prompt, max_tokens, stop_ids, priority, num_choices, prompt_logprobs, salt, is_masked, num_slot_words, is_pooled: false, tenant, weight }
     }
 }
 

@@ -13,6 +13,7 @@ use super::Serving;
 use crate::clock::since;
 use crate::logprobs::{self, WrongRecords};
 use crate::output::StreamEvent;
+use crate::output_queue::StreamId;
 use crate::step::StepInFlight;
 
 /// A result that does not fit the plan. The rank cannot be trusted any more.
@@ -65,8 +66,14 @@ impl Serving {
         self.oldest_since = now;
         self.group_steps.measure(Micros(result.elapsed_us));
         self.emit_prompt_logprobs(&step, result)?;
+        let failed = self.emit_pooled(&step, result)?;
         let mut records = logprobs::of_samples(&step, result)?;
         self.emit_outputs(now, &mut records);
+        for stream in failed {
+            if let Some(others) = self.streams.get(&stream).cloned() {
+                self.end_requests(&others, Event::Abort);
+            }
+        }
         self.record(&step, result);
         Ok(())
     }
@@ -129,6 +136,35 @@ impl Serving {
             }
         }
         Ok(())
+    }
+
+    /// The streams that cannot have what they ask for; their errors are told.
+    fn emit_pooled(
+        &mut self,
+        step: &StepInFlight,
+        result: &StepResult,
+    ) -> Result<Vec<StreamId>, InvalidResult> {
+        let mut failed = Vec::new();
+        for (request, embedding) in logprobs::of_pooled(step, result)? {
+            let Some(live) = self.requests.get(&request) else {
+                continue;
+            };
+            let (stream, dimensions) = (live.stream, live.pooled.and_then(|it| it.dimensions));
+            let error = if !embedding.iter().all(|it| it.is_finite()) {
+                ApiError::not_finite()
+            } else if dimensions.is_some_and(|it| it as usize > embedding.len()) {
+                ApiError::dimensions(dimensions, embedding.len())
+            } else {
+                self.events
+                    .push(StreamEvent::Embedding { request, embedding });
+                continue;
+            };
+            if !failed.contains(&stream) {
+                failed.push(stream);
+                self.events.push(StreamEvent::Fail { stream, error });
+            }
+        }
+        Ok(failed)
     }
 
     /// Turns the scheduler's outputs into events. `records` belong to the step's sampling rows.

@@ -13,6 +13,7 @@ import msgspec
 from plait.http.bodies import SamplingFields
 from plait.http.constraints import Constraint
 from plait.http.tools import AskedChoice
+from plait.settings import Pooling
 
 
 class AnswerProtocol(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +22,14 @@ class AnswerProtocol(msgspec.Struct, frozen=True, kw_only=True):
     name: Literal["chat", "responses", "messages"] = "chat"
     fields: str = ""
     """A JSON object without spaces: what an answer of `/v1/responses` repeats of the request."""
+
+
+class EmbeddingFields(msgspec.Struct, frozen=True, kw_only=True):
+    """How a prompt's vector is made and told; mirrored by serde in `plait-openai`."""
+
+    pooling: Pooling
+    dimensions: int | None
+    is_base64: bool
 
 
 # budget: one field per field of the API
@@ -115,3 +124,5 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities name tokens as `token_id:17`."""
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    embedding: EmbeddingFields | None = None
+    """The answer is a vector for each prompt; without output tokens."""

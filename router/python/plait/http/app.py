@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from plait.http.auth import Admits, RequireKey
 from plait.http.body_reader import ServedNames
+from plait.http.embeddings import embeddings_reader
 from plait.http.engine import Description, EngineHandle, Phase, Status, read_status
 from plait.http.errors import MESSAGES_PATH, ApiError, body_for, path_error
 from plait.http.generate import GenerateRoute
@@ -34,7 +35,7 @@ from plait.http.text_calls import (
 )
 from plait.http.text_calls import Reader as TextReader
 from plait.http.validate import read_chat, read_completion
-from plait.settings import HttpSettings
+from plait.settings import HttpSettings, Pooling
 from plait.version import version
 
 GENERATING: dict[str, GenerateReader] = {
@@ -72,11 +73,13 @@ def build_app(
     keys: Admits | None,
     http: HttpSettings = _DEFAULTS,
     salt_key: bytes = RANDOM_KEY,
+    pooling: Pooling = "last",
 ) -> FastAPI:
     """The app that serves `engine`; with `keys`, every path but `/health` and `/ready` needs one, unless
     `http` opens `/metrics`.
 
-    `salt_key` keys the numbers that stand for clients. Once `state.is_leaving` is set, `/ready` answers 503.
+    `salt_key` keys the numbers that stand for clients, `pooling` makes embeddings. Once `state.is_leaving` is set,
+    `/ready` answers 503.
     """
     app = FastAPI(
         title="Plait", docs_url=None, redoc_url=None, middleware=_authentication(keys, http), redirect_slashes=False
@@ -85,7 +88,7 @@ def build_app(
     names = http.served_model_name or (description.model_id,)
     app.router.routes += [
         Route(path, GenerateRoute(reader, streams, names, http, salt_key), methods=["POST"])
-        for path, reader in GENERATING.items()
+        for path, reader in (GENERATING | {"/v1/embeddings": embeddings_reader(pooling)}).items()
     ]
     app.router.routes += [
         Route(path, TextRoute(call, streams, names, http, salt_key), methods=["POST"])

@@ -33,6 +33,7 @@ CHOICES = {
     "function_call": ("none", "auto"),
     "mode": ("auto", "required"),
     "type": get_args(ResponseFormatType),
+    "encoding_format": ("float", "base64"),
 }
 """The words that a field takes, by its name."""
 

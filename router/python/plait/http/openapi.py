@@ -12,6 +12,7 @@ import msgspec
 from fastapi import FastAPI
 
 from plait.http.bodies import ChatBody, CompletionBody
+from plait.http.embeddings import EmbeddingsBody
 from plait.http.messages_body import CountTokensBody, MessagesBody
 from plait.http.responses_body import ResponsesBody
 from plait.http.text_calls import DetokenizeBody, TokenizeBody
@@ -20,6 +21,7 @@ _TEMPLATE = "#/components/schemas/{name}"
 _BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
+    "/v1/embeddings": EmbeddingsBody,
     "/v1/responses": ResponsesBody,
     "/v1/responses/input_tokens": ResponsesBody,
     "/v1/messages": MessagesBody,

@@ -46,6 +46,17 @@ _COMPLETION: Neutral = {
     "prompt_embeds": (),
 }
 
+_EMBEDDING: Neutral = {
+    "normalize": (True,),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "chat_template": (),
+    "messages": (),
+    "request_id": (),
+    "mm_processor_kwargs": ({},),
+}
+
+UNSUPPORTED_EMBEDDING = _EMBEDDING
 UNSUPPORTED_CHAT = _BOTH | _CHAT
 UNSUPPORTED_COMPLETION = _BOTH | _COMPLETION
 

@@ -85,7 +85,7 @@ def read_completion(raw: bytes, served: ServedNames, client: ClientIdentity = AN
         id_prefix="cmpl",
         max_tokens=body.max_tokens,
         logprobs=body.logprobs,
-        prompts=_prompts(body.prompt),
+        prompts=prompts_of("prompt", body.prompt),
         echo=bool(body.echo),
     )
     return _request(asked, body, served, client)
@@ -225,7 +225,7 @@ def _template_arguments(arguments: dict[str, Json]) -> dict[str, Json]:
     return arguments
 
 
-def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+def prompts_of(param: str, prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
     """OpenAI's four forms as a list of prompts, each a text or token ids."""
     if isinstance(prompt, str):
         return [prompt]
@@ -234,6 +234,6 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
         return [ids]
     if ids:
         raise field_error(
-            "prompt", "mixes token ids with other prompts; send a list of ids, or a list of texts or id lists"
+            param, "mixes token ids with other prompts; send a list of ids, or a list of texts or id lists"
         )
     return [item for item in prompt if not isinstance(item, int)]

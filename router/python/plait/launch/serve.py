@@ -120,7 +120,8 @@ class _Service:
         self._listener = listener
         self._streams = Streams(engine, engine)
         self._keys = keys
-        self._app = build_app(engine, self._streams, description, keys, settings.http, salt_key)
+        pooling = settings.pooling.pooling
+        self._app = build_app(engine, self._streams, description, keys, settings.http, salt_key, pooling)
         self._http = http_server(self._app)
         self._budget, self._model = budget, model
         self._num_signals = 0

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 
 from plait.http.body_reader import ServedNames
+from plait.http.embeddings import embeddings_reader
 from plait.http.engine import EngineHandle, read_status
 from plait.http.errors import ApiError
 from plait.http.generate import Reader
@@ -20,7 +21,9 @@ READERS: dict[str, Reader] = {
     "/v1/chat/completions": read_chat,
     "/v1/completions": read_completion,
     "/v1/responses": read_response,
+    "/v1/embeddings": embeddings_reader("last"),
 }
+"""Embeddings are pooled as the settings say."""
 QUEUE_FULL = 429
 RETRY_SECONDS = 0.05
 """Before a call is made again that the queue had no room for."""
@@ -47,6 +50,7 @@ class Calls:
         assert max_seqs is not None, "with_sizes fills it in"
         self.max_in_flight = min(settings.scheduler.max_queue, 2 * max_seqs * settings.process.dp)
         """Calls at a time that keep the engine busy; the others need not be in memory."""
+        self._readers = READERS | {"/v1/embeddings": embeddings_reader(settings.pooling.pooling)}
         self._pieces: dict[int, str] = {}
 
     async def ask(self, path: str, body: bytes) -> Answer:
@@ -55,7 +59,7 @@ class Calls:
         Raises `EngineEndedError`.
         """
         try:
-            request = READERS[path](body, self._names, _CLIENT)
+            request = self._readers[path](body, self._names, _CLIENT)
             if request.stream:
                 raise ApiError(400, "`stream` is true, and nobody reads the answer's parts here; leave it out")
         except ApiError as error:

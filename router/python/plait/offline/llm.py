@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
 from plait.http.bodies import Json
 from plait.offline.calls import EngineEndedError
 from plait.offline.engine_thread import EngineThread
-from plait.offline.outputs import RequestOutput
+from plait.offline.outputs import EmbeddingRequestOutput, RequestOutput
 from plait.offline.prompts import (
     Messages,
     Params,
@@ -24,8 +24,11 @@ from plait.offline.prompts import (
     params_of,
     prompts_of,
 )
-from plait.offline.requests import Asked, answer_all
+from plait.offline.requests import Asked, answer_all, chat, complete, embed
+from plait.offline.sampling_params import SamplingParams
 from plait.offline.settings import read_keywords
+
+Output = TypeVar("Output")
 
 
 class _Model:
@@ -42,7 +45,7 @@ class _Model:
             Asked(completion_body(prompt, one), one, prompt if isinstance(prompt, str) else None)
             for prompt, one in zip(texts, params_of(params, len(texts)), strict=True)
         ]
-        return self._submit(answer_all(self._engine.calls, "/v1/completions", asked, shows_progress=shows_progress))
+        return self._engine.submit(answer_all(self._engine.calls, complete, asked, shows_progress=shows_progress))
 
     def _chat(
         self, messages: Messages, params: Params, options: Mapping[str, Json], *, shows_progress: bool
@@ -52,11 +55,16 @@ class _Model:
             Asked(chat_body(conversation, one, options), one, None)
             for conversation, one in zip(conversations, params_of(params, len(conversations)), strict=True)
         ]
-        path = "/v1/chat/completions"
-        return self._submit(answer_all(self._engine.calls, path, asked, shows_progress=shows_progress))
+        return self._engine.submit(answer_all(self._engine.calls, chat, asked, shows_progress=shows_progress))
 
-    def _submit(self, work: Coroutine[Any, Any, list[RequestOutput]]) -> Future[list[RequestOutput]]:
-        return self._engine.submit(work)
+    def _embed(
+        self, prompts: Prompts, options: Mapping[str, Json], *, shows_progress: bool
+    ) -> Future[list[EmbeddingRequestOutput]]:
+        asked = [
+            Asked({"input": [prompt]} | dict(options), SamplingParams(), prompt if isinstance(prompt, str) else None)
+            for prompt in prompts_of(prompts)
+        ]
+        return self._engine.submit(answer_all(self._engine.calls, embed, asked, shows_progress=shows_progress))
 
 
 class LLM(_Model):
@@ -82,6 +90,10 @@ class LLM(_Model):
         """As `generate`, for one conversation or a list. `options` are further fields of a chat's body: `tools`."""
         return _wait(self._chat(messages, sampling_params, options, shows_progress=use_tqdm))
 
+    def embed(self, prompts: Prompts, *, use_tqdm: bool = True, **options: Json) -> list[EmbeddingRequestOutput]:
+        """One vector for each prompt, in their order. `options` are further fields of the API's body: `dimensions`."""
+        return _wait(self._embed(prompts, options, shows_progress=use_tqdm))
+
     def close(self) -> None:
         """End the engine and its workers. Idempotent."""
         self._close()
@@ -106,6 +118,10 @@ class AsyncLLM(_Model):
         """As `LLM.chat`."""
         return await asyncio.wrap_future(self._chat(messages, sampling_params, options, shows_progress=False))
 
+    async def embed(self, prompts: Prompts, **options: Json) -> list[EmbeddingRequestOutput]:
+        """As `LLM.embed`."""
+        return await asyncio.wrap_future(self._embed(prompts, options, shows_progress=False))
+
     async def aclose(self) -> None:
         """End the engine and its workers. Calls that wait get an error. Idempotent."""
         await asyncio.to_thread(self._close)
@@ -119,7 +135,7 @@ class AsyncLLM(_Model):
         await self.aclose()
 
 
-def _wait(future: Future[list[RequestOutput]]) -> list[RequestOutput]:
+def _wait(future: Future[list[Output]]) -> list[Output]:
     try:
         return future.result()
     except CancelledError:

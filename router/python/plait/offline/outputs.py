@@ -60,6 +60,35 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     error: RequestError | None = None
 
 
+class EmbeddingOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """A vector of length 1."""
+
+    embedding: list[float]
+
+
+class EmbeddingRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt and its vector."""
+
+    prompt: str | None
+    """None if token ids were given."""
+    num_prompt_tokens: int = 0
+    outputs: EmbeddingOutput | None = None
+    """None beside an `error`."""
+    finished: bool = True
+    error: RequestError | None = None
+
+
+class _EmbeddingUsage(msgspec.Struct):
+    prompt_tokens: int
+
+
+class EmbeddingsAnswer(msgspec.Struct):
+    """The body of one prompt's answer."""
+
+    data: list[EmbeddingOutput]
+    usage: _EmbeddingUsage
+
+
 class _Message(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None

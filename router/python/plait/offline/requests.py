@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from plait.http.bodies import Json
 from plait.http.errors import ApiError
 from plait.offline.calls import Answer, Calls
-from plait.offline.outputs import Body, Choice, ErrorBody, RequestError, RequestOutput
+from plait.offline.outputs import (
+    Body,
+    Choice,
+    EmbeddingRequestOutput,
+    EmbeddingsAnswer,
+    ErrorBody,
+    RequestError,
+    RequestOutput,
+)
 from plait.offline.progress import Progress
 from plait.offline.sampling_params import SamplingParams
+
+Output = TypeVar("Output")
 
 
 class Asked(NamedTuple):
@@ -24,27 +34,51 @@ class Asked(NamedTuple):
     prompt: str | None
 
 
-async def answer_all(calls: Calls, path: str, asked: Sequence[Asked], *, shows_progress: bool) -> list[RequestOutput]:
+async def answer_all(
+    calls: Calls, answer: Callable[[Calls, Asked], Awaitable[Output]], asked: Sequence[Asked], *, shows_progress: bool
+) -> list[Output]:
     """One output for each, in order. Raises `EngineEndedError`."""
     places = asyncio.Semaphore(calls.max_in_flight)
     with Progress(len(asked), is_shown=shows_progress) as progress:
 
-        async def answer(one: Asked) -> RequestOutput:
+        async def answer_one(one: Asked) -> Output:
             async with places:
-                output = await _answer(calls, path, one)
+                output = await answer(calls, one)
             progress.advance()
             return output
 
-        return await asyncio.gather(*(answer(one) for one in asked))
+        return await asyncio.gather(*(answer_one(one) for one in asked))
 
 
-async def _answer(calls: Calls, path: str, asked: Asked) -> RequestOutput:
+async def _ask(calls: Calls, path: str, asked: Asked) -> Answer:
     try:
         raw = msgspec.json.encode(asked.body)
     except (TypeError, ValueError) as error:
-        answer = Answer(400, ApiError(400, f"the request has no form in JSON: {error}; correct it").body())
-    else:
-        answer = await calls.ask(path, raw)
+        return Answer(400, ApiError(400, f"the request has no form in JSON: {error}; correct it").body())
+    return await calls.ask(path, raw)
+
+
+async def embed(calls: Calls, asked: Asked) -> EmbeddingRequestOutput:
+    """The vector of a prompt."""
+    answer = await _ask(calls, "/v1/embeddings", asked)
+    if answer.status != 200:
+        return EmbeddingRequestOutput(prompt=asked.prompt, error=request_error(answer))
+    body = msgspec.json.decode(answer.body, type=EmbeddingsAnswer)
+    return EmbeddingRequestOutput(prompt=asked.prompt, num_prompt_tokens=body.usage.prompt_tokens, outputs=body.data[0])
+
+
+async def complete(calls: Calls, asked: Asked) -> RequestOutput:
+    """The answers to a prompt."""
+    return await _answer(calls, "/v1/completions", asked)
+
+
+async def chat(calls: Calls, asked: Asked) -> RequestOutput:
+    """The answers to a conversation."""
+    return await _answer(calls, "/v1/chat/completions", asked)
+
+
+async def _answer(calls: Calls, path: str, asked: Asked) -> RequestOutput:
+    answer = await _ask(calls, path, asked)
     if answer.status != 200:
         return RequestOutput(request_id="", prompt=asked.prompt, error=request_error(answer))
     body = msgspec.json.decode(answer.body, type=Body)

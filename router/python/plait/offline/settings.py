@@ -18,6 +18,7 @@ from plait.settings import (
     ModelName,
     ModelSettings,
     PageSettings,
+    PoolingSettings,
     ProcessSettings,
     SchedulerSettings,
     ServeSettings,
@@ -30,6 +31,7 @@ class OfflineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What of `ServeSettings` an engine without HTTP reads."""
 
     model: ModelSettings = ModelSettings()
+    pooling: PoolingSettings = PoolingSettings()
     template: TemplateSettings = TemplateSettings()
     device: DeviceSettings = DeviceSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
