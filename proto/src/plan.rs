@@ -18,6 +18,7 @@ const LOOKAHEAD: u32 = 2;
 /// One step. A worker applies it in the order freed, new, trimmed, appended, restored, rows, saved.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
+    // budget: one field a frame
     /// Which step; 0 is the warm-up.
     pub step: u64,
     /// Slots that take a request.

@@ -19,7 +19,7 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class StepInputs:
+class StepInputs:  # budget: one field a frame
     """What one step computes, and the updates of the slots before it."""
 
     freed_F: Ints

@@ -133,6 +133,7 @@ fn prepare_chat_or_completion(
     max_model_len: u32,
     random_seed: &mut impl FnMut() -> u64,
 ) -> Result<Prepared, RequestError> {
+    // budget: one line for each field that a prompt and its choices have
     let numbers = limits::check(request)?;
     let calls = calls_of(model, &request.input)?;
     let stop_ids = stop_ids(model, &request.end)?;
@@ -185,10 +186,7 @@ fn prepare_chat_or_completion(
                 prompt_logprobs: prompt_logprobs.is_some(),
                 is_pooled: pooled.is_some(),
                 is_masked,
-                num_slot_words: match pooled {
-                    Some(_) => POOLED_WORDS,
-                    None => adjustment.as_ref().map_or(0, |it| num_words(it)),
-                },
+                num_slot_words: num_words(pooled, adjustment.as_deref()),
                 priority: numbers.priority,
                 tenant: TenantId(request.client.tenant),
                 weight: request.client.weight.unwrap_or(NonZeroU32::MIN),
@@ -225,8 +223,13 @@ fn num_repeated_bytes(request: &GenerateRequest, prompts: &[Tokenised]) -> usize
     each.sum()
 }
 
-fn num_words(adjustment: &Adjustment) -> u32 {
-    u32::try_from(adjustment.num_words()).unwrap_or(u32::MAX)
+/// Words that enter or leave with a slot.
+fn num_words(pooled: Option<Pooled>, adjustment: Option<&Adjustment>) -> u32 {
+    let of_adjustment = adjustment.map_or(0, Adjustment::num_words);
+    pooled.map_or_else(
+        || u32::try_from(of_adjustment).unwrap_or(u32::MAX),
+        |_| POOLED_WORDS,
+    )
 }
 
 /// How the answer's calls are found, if it may have some.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from typing import Annotated, Literal
 
@@ -48,7 +47,7 @@ def embeddings_reader(pooling: Pooling) -> Callable[[bytes, ServedNames, ClientI
         return GenerateRequest(
             kind="completion",
             id=f"embd-{os.urandom(12).hex()}",
-            created=int(time.time()),
+            created=0,
             model=served_name(body.model, served),
             stream=False,
             include_usage=False,
