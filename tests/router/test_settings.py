@@ -45,7 +45,7 @@ def all_flags() -> list[str]:
 SETTINGS = """
     host port api-key-file served-model-name enable-prompt-tokens-details trust-user-field
     metrics-without-key
-    dtype quantization load-format chat-template chat-template-kwargs
+    dtype quantization load-format pooling chat-template chat-template-kwargs
     tool-parser reasoning-parser enable-auto-tool-choice
     device attention-backend cuda-graphs cuda-graph-max-bs custom-all-reduce
     max-model-len max-batch-tokens max-seqs long-prefill-token-threshold mixed max-queue overlap
