@@ -28,6 +28,7 @@ from plait.kernels import KernelsSettings
 from plait.nodes.doctor import DoctorSettings
 from plait.nodes.settings import LaunchSettings
 from plait.offline.settings import OfflineSettings, RunBatchSettings
+from plait.page_size import with_page_size
 from plait.plan.settings import PlanSettings
 from plait.settings import ChatSettings, ServeSettings, engine_settings
 from plait.simulate.settings import SimulateSettings
@@ -155,7 +156,7 @@ def metrics_page() -> str:
 def _metrics_text() -> str:
     """`/metrics` of a server with API keys whose engine has just started and has no worker."""
     with tempfile.TemporaryDirectory(prefix="plait-") as folder:
-        settings, _ = with_batch_sizes(ServeSettings(), MODEL)
+        settings, _ = with_batch_sizes(with_page_size(ServeSettings(), MODEL), MODEL)
         engine = Engine(msgspec.json.encode(engine_settings(settings, str(MODEL), None, folder)))
         key_file = Path(folder, "keys")
         key_file.write_text("key")

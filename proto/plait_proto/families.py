@@ -35,6 +35,8 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Its name in ``general.architecture`` of a GGUF; None if GGUF files of it are not supported."""
     layers: tuple[LayerKind, ...]
     """Kinds of the layers in order, repeated to the model's depth."""
+    page_size: int | None
+    """Tokens of a page unless the user says otherwise; None for the usual number."""
     tool_format: str | None
     """How its chat template writes tool calls; None if they are not parsed."""
     reasoning_format: str | None

@@ -57,6 +57,8 @@ pub struct Family {
     pub gguf: Option<String>,
     /// Kinds of the layers in order, repeated to the model's depth.
     pub layers: Vec<LayerKind>,
+    /// Tokens of a page unless the user says otherwise; `None` for the usual number.
+    pub page_size: Option<u32>,
     /// How its chat template writes tool calls; `None` if they are not parsed.
     pub tool_format: Option<String>,
     /// How it marks its reasoning; `None` if that is not parsed.

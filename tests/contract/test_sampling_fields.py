@@ -9,6 +9,7 @@ import msgspec
 from plait._router import Engine
 from plait.batch_sizes import with_batch_sizes
 from plait.http.bodies import SamplingFields
+from plait.page_size import with_page_size
 from plait.settings import ServeSettings, engine_settings
 from plait_proto import Adjustment, NewSlot
 from plait_testing import budgets
@@ -18,7 +19,7 @@ MODEL = budgets.ROOT / "tests/models/recall-gqa"
 
 def description() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="plait-") as folder:
-        settings, _ = with_batch_sizes(ServeSettings(), MODEL)
+        settings, _ = with_batch_sizes(with_page_size(ServeSettings(), MODEL), MODEL)
         engine = Engine(msgspec.json.encode(engine_settings(settings, str(MODEL), None, folder)))
         try:
             described: dict[str, Any] = msgspec.json.decode(engine.describe())

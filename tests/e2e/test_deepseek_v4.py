@@ -104,13 +104,17 @@ def test_tokens_are_transformers_in_every_way(
 
 @pytest.fixture(scope="module")
 def cached_server(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """With pages of 256 tokens, of which most are free."""
+    """With pages of 256 tokens, the family's number, of which most are free."""
     log = tmp_path_factory.mktemp("server") / "server.log"
-    pages = ("--page-size", "256", "--num-pages", "64", "--num-snapshots", "40", "--enable-prompt-tokens-details")
+    pages = ("--num-pages", "64", "--num-snapshots", "40", "--enable-prompt-tokens-details")
     one = start_server(log, model.path, "--dtype", "float32", "--max-seqs", "4", "--max-model-len", "2048", *pages)
     assert one.url, one.errors
     yield one
     one.kill()
+
+
+def test_a_page_has_256_tokens_if_nothing_is_said(cached_server: Server) -> None:
+    assert "64 pages of 256 = 16,384 tokens" in cached_server.read_line("memory")
 
 
 def test_two_conversations_in_turns_compute_less_than_a_page_and_their_new_tokens(

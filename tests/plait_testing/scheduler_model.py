@@ -220,7 +220,7 @@ class Scheduler:
         """Rule 1: the oldest prefill, if it had no row for too long, goes first with a page at most."""
         for request in self.prefills()[:1]:
             if self.step - request.last_step > self.settings.scheduler.prefill_starvation_steps:
-                most = min(self.settings.pages.page_size, self.settings.max_chunk, self.settings.max_batch_tokens)
+                most = min(self.settings.page_size, self.settings.max_chunk, self.settings.max_batch_tokens)
                 self._prefill_row(request, request.num_planned, min(request.num_to_prefill, most))
 
     def _decode(self) -> None:
@@ -251,7 +251,7 @@ class Scheduler:
 
     def _next_chunk(self, request: Request) -> tuple[int, int]:
         """Where a prefill goes on, behind pages that others have published, and how many tokens it may take."""
-        size, planned = self.settings.pages.page_size, request.num_planned
+        size, planned = self.settings.page_size, request.num_planned
         start, remaining = planned, request.num_to_prefill
         if request.num_shareable:
             if self._waits_for_row(request, planned):
@@ -268,7 +268,7 @@ class Scheduler:
         """Whether a row of this plan computes the page that the request needs next."""
         if not self.computing:
             return False
-        size = self.settings.pages.page_size
+        size = self.settings.page_size
         request.num_found = max(request.num_found, num_tokens - num_tokens % size)
         request.num_found += size * len(self._find(request, request.num_found // size))
         end = request.num_found - request.num_found % size + size
@@ -305,7 +305,7 @@ class Scheduler:
         queued = self.queued()
         num_left_queue = len(self.requests) - len(queued)
         for request in queued[:WINDOW]:
-            size = self.settings.pages.page_size
+            size = self.settings.page_size
             while request.num_found and not self._find(request, request.num_found // size - 1):
                 request.num_found -= size
             request.num_found += size * len(self._find(request, request.num_found // size))
@@ -327,7 +327,7 @@ class Scheduler:
         if not (request.num_shareable and self.computing):
             return False
         if not request.num_found:
-            request.num_found = self.settings.pages.page_size * len(self._find(request))
+            request.num_found = self.settings.page_size * len(self._find(request))
         return self._waits_for_row(request, 0)
 
     def _admit_now(self, request: Request, passed: list[Request]) -> bool:
@@ -345,7 +345,7 @@ class Scheduler:
     def _look_up(self, request: Request) -> tuple[list[int], int]:
         """What it finds in the cache, and the tokens of its first chunk."""
         hits = self._find(request)
-        request.num_found = len(hits) * self.settings.pages.page_size
+        request.num_found = len(hits) * self.settings.page_size
         return hits, self._chunk_length(request.num_known - request.num_found)
 
     def _skip_ahead(self, head: Request, passed: list[Request]) -> bool:
@@ -410,12 +410,12 @@ class Scheduler:
         return request.num_known + int(left)
 
     def _pool_less_reserve(self) -> float:
-        kept = self.settings.watermark * self.settings.pages.page_size
+        kept = self.settings.watermark * self.settings.page_size
         return self.settings.pool_tokens * (1.0 - self.outlook.reserve) - kept
 
     def _fits_beside(self, head: Growth) -> bool:
         if self.forecast is None:
-            size, running = self.settings.pages.page_size, self.running()
+            size, running = self.settings.page_size, self.running()
             num_alone = sum(max(0, len(it.pages) - it.num_shared // size) for it in running)
             num_leased = sum(self.pool.leases[page] > 0 for page in self.pool.leases)
             shared = float(max(0, num_leased - num_alone)) * size
@@ -432,7 +432,7 @@ class Scheduler:
         return self._growth_from(head.num_known - head.num_found, len(head.output), head.num_due)
 
     def _growth_from(self, num_alone: int, num_output: int, most: int) -> Growth:
-        num_tokens = num_alone + self.settings.pages.page_size / 2
+        num_tokens = num_alone + self.settings.page_size / 2
         survival = self.outlook.lengths.survival(num_output)
         return Growth(num_output, latest_end(num_output, most), num_tokens, survival)
 
@@ -453,14 +453,14 @@ class Scheduler:
         growth = self._growth_of(request)
         if self.forecast is not None:
             num_cached = sum(not self.pool.is_held(page) for page in hits)
-            self.forecast.capacity -= num_cached * self.settings.pages.page_size
+            self.forecast.capacity -= num_cached * self.settings.page_size
             self.forecast.push(growth)
         self.outlook.last_admitted = (request.id, self.step + growth.num_left)
         request.num_expected = self._num_expected(request)
 
     def _find(self, request: Request, first: int = 0) -> list[int]:
         """Its pages from `first` on that others have filled."""
-        size = self.settings.pages.page_size
+        size = self.settings.page_size
         return self.pool.find([request.key(page, size) for page in range(first, self._num_cacheable(request) // size)])
 
     def _num_cacheable(self, request: Request) -> int:
@@ -473,7 +473,7 @@ class Scheduler:
         """Room for the whole prompt, beside what prefills, passed requests and, if anyone runs, the watermark need."""
         num_new = self._num_pages(request.num_known) - len(hits)
         reserved = sum(self._num_pages(it.num_known) - len(it.pages) for it in self.prefills())
-        size = self.settings.pages.page_size
+        size = self.settings.page_size
         reserved += sum(
             self._num_pages(it.num_known) - max(it.num_found, it.num_from_siblings(size)) // size for it in passed
         )
@@ -482,7 +482,7 @@ class Scheduler:
         return num_new + reserved + watermark <= available + self.pool.num_released((it.pages for it in released), hits)
 
     def _num_pages(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.settings.pages.page_size)
+        return -(-num_tokens // self.settings.page_size)
 
     def _take_slot(self, request: Request, hits: list[int], num_cached: int) -> None:
         if self.is_fair:
@@ -510,7 +510,7 @@ class Scheduler:
         length = self._shrink_to_free_pages(request, start, length)
         if not self._adopt(request, start, start + length) or not self._lease(request, start + length):
             return False
-        page, size = start // self.settings.pages.page_size, self.settings.pages.page_size
+        page, size = start // self.settings.page_size, self.settings.page_size
         if (page + 1) * size <= min(request.num_known, request.num_shareable):
             self.computing.add(request.key(page, size))
         samples = request.num_due > 0 and start + length == request.num_known
@@ -522,13 +522,13 @@ class Scheduler:
         num = self._num_pages(start + length) - len(request.pages)
         if start > request.num_planned or self.pool.num_available() >= num:
             return length
-        size = self.settings.pages.page_size
+        size = self.settings.page_size
         in_free_pages = (len(request.pages) + self.pool.num_available()) * size
         return min(length, max(in_free_pages - start, size - start % size))
 
     def _adopt(self, request: Request, start: int, end: int) -> bool:
         """Leases the published pages before a chunk, if there is room for them and for the chunk."""
-        first, size = request.num_planned // self.settings.pages.page_size, self.settings.pages.page_size
+        first, size = request.num_planned // self.settings.page_size, self.settings.page_size
         if start == request.num_planned:
             return True
         while True:
@@ -681,7 +681,7 @@ class Scheduler:
 
     def _publish(self, request: Request, num_tokens: int) -> None:
         """Full pages can be found by later prompts: those of a prefill row at its launch, others with their result."""
-        size = self.settings.pages.page_size
+        size = self.settings.page_size
         while (request.num_published + 1) * size <= min(num_tokens, request.num_shareable):
             page = request.num_published
             self.pool.publish(request.pages[page], request.key(page, size))
@@ -712,7 +712,7 @@ class Scheduler:
             it for it in self.requests if it.first_choice == request.first_choice and it.phase is not Phase.FINISHED
         ]
         if not self.settings.pages.prefix_cache and alive == [request]:
-            size = self.settings.pages.page_size
+            size = self.settings.page_size
             self.pool.unpublish([request.key(page, size) for page in range(request.num_prompt // size)])
 
     def _leave(self, request: Request) -> None:

@@ -40,13 +40,19 @@ class Ask:
 class Settings:
     scheduler: SchedulerSettings
     pages: PageSettings
+    """With a page size."""
     num_pages: int
     max_model_len: int
     max_rows: int
 
     @property
+    def page_size(self) -> int:
+        assert self.pages.page_size is not None
+        return self.pages.page_size
+
+    @property
     def pool_tokens(self) -> int:
-        return self.num_pages * self.pages.page_size
+        return self.num_pages * self.page_size
 
     @property
     def max_batch_tokens(self) -> int:

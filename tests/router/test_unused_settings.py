@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from plait.http.engine import Description, Status
 from plait.launch.startup_summary import print_startup_summary
+from plait.page_size import with_page_size
 from plait.settings import AttentionSettings, DeviceSettings, SchedulerSettings, ServeSettings
 
 CPU, GPU = "cpu, 2 threads, cpu attention", "NVIDIA H200, triton attention"
@@ -45,6 +48,6 @@ def test_the_first_lines_name_what_has_no_effect(
 ) -> None:
     description = Description(model_id="m", architecture=architecture, max_model_len=512)
     status = Status(phase="ready", reason="", exit_code=0, step=0, stuck=False, late=False, hung=False, device=device)
-    print_startup_summary(description, status, settings, "http://localhost:1")
+    print_startup_summary(description, status, with_page_size(settings, Path("/m")), "http://localhost:1")
     lines = [line for line in capsys.readouterr().out.splitlines() if "unused" in line]
     assert lines == ([] if said is None else [f"  unused   {said}"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from plait_proto import ExitCode, SlotState
 from plait_testing.attention_cases import cpu_attention
-from plait_testing.deepseek_v4 import random_ids, random_v4
+from plait_testing.deepseek_v4 import CSA, HCA, random_ids, random_v4
 from plait_testing.stepper import Stepper
 from plait_testing.tiny_models import config_for
 from plait_worker.cache import KVCache, bytes_per_page
@@ -126,6 +126,13 @@ def test_a_page_that_cuts_entries_is_refused_with_one_that_does_not(model: Model
     check_cache(config_for(tmp_path, tmp_path, page_size=16), model, "cpu")
 
 
+def test_ratios_of_which_no_page_holds_whole_entries_are_refused(tmp_path: Path) -> None:
+    random_v4("mixed", compress_rates={CSA: 4, HCA: 12}).save_pretrained(tmp_path)
+    odd = load_model(tmp_path, "float32", CPU, Parallel())
+    with pytest.raises(WorkerError, match=r"must be a multiple of 12, .* no power of two is one"):
+        check_cache(config_for(tmp_path, tmp_path, page_size=256), odd, "cpu")
+
+
 def test_a_gpu_is_refused(model: Model[Any], tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match="no GPU kernels in this version; set --device cpu"):
         check_cache(config_for(tmp_path, tmp_path, page_size=16), model, "cuda")
@@ -152,6 +159,16 @@ def test_pages_for_less_than_one_request_are_refused(tmp_path: Path) -> None:
     config = config_for(tmp_path, tmp_path, max_model_len=4096)
     with pytest.raises(WorkerError, match="one request of 4096 tokens needs"):
         choose_pools(config, MIB, STATE, 30 * MIB, MemoryBudget(40 * MIB, 0, 0))
+
+
+def test_pages_that_hold_nothing_are_as_many_as_the_slots_can_fill(tmp_path: Path) -> None:
+    """Of a model of dense layers alone; an eighth of what pages would take goes to snapshots, one a page at most."""
+    config = config_for(tmp_path, tmp_path, max_model_len=100, max_seqs=3, page_size=32)
+    budget = MemoryBudget(200 * MIB, 0, 10 * MIB)
+    pools = choose_pools(config, 0, STATE, 38 * MIB, budget)
+    assert (pools.num_pages, pools.slot_state) == (12, SlotState(MIB, MIB // 2, 4))
+    pools = choose_pools(config, 0, STATE, 110 * MIB, budget)
+    assert (pools.num_pages, pools.slot_state) == (12, SlotState(MIB, MIB // 2, 12))
 
 
 def test_a_model_without_slot_state_offers_pages_alone(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plait_proto import ExitCode, SlotState, WorkerConfig
+from plait_proto import ExitCode, SlotState, WorkerConfig, family
 
 from plait_worker.capacity import MemoryBudget, choose_num_pages
 from plait_worker.errors import WorkerError
@@ -46,20 +46,29 @@ def choose_pools(
 ) -> Pools:
     """Slots first, then pages and snapshots.
 
+    A model of dense layers alone keeps nothing in pages: it has as many as all slots can fill.
+
     Raises ``WorkerError`` of code HARDWARE if one of them does not fit, as ``choose_num_pages`` does.
     """
     if not state.slot:
         return Pools(choose_num_pages(config, page_bytes, pool_bytes, budget), None)
     _check_slots_fit(config, state, budget)
-    page_bytes = max(1, page_bytes)  # a model of dense layers alone keeps nothing in pages
     free = replace(budget, free_bytes=budget.free_bytes - state.reserved)
     left = pool_bytes - state.reserved
     asked = config.pages.num_snapshots
     of_snapshots = left // (_SNAPSHOTS_SHARE + 1) if asked is None else asked * state.snapshot
-    num_pages = choose_num_pages(config, page_bytes, left - of_snapshots, free)
-    num_snapshots = num_pages * page_bytes // _SNAPSHOTS_SHARE // state.snapshot if asked is None else asked
+    if page_bytes:
+        num_pages = choose_num_pages(config, page_bytes, left - of_snapshots, free)
+        of_snapshots = num_pages * page_bytes // _SNAPSHOTS_SHARE
+    else:
+        num_pages = config.pages.num_pages or _num_pages_of_slots(config)
+    num_snapshots = min(num_pages, of_snapshots // state.snapshot) if asked is None else asked
     _check_snapshots_fit(num_snapshots * state.snapshot, free.offered_bytes - num_pages * page_bytes, num_snapshots)
     return Pools(num_pages, SlotState(state.slot, state.snapshot, num_snapshots))
+
+
+def _num_pages_of_slots(config: WorkerConfig) -> int:
+    return config.max_seqs * -(-config.max_model_len // config.pages.page_size)
 
 
 def _check_slots_fit(config: WorkerConfig, state: StateBytes, budget: MemoryBudget) -> None:
@@ -88,17 +97,23 @@ def check_cache(config: WorkerConfig, model: Model[Any], device_type: str) -> No
         return
     multiple, page_size = compressed.page_multiple, config.pages.page_size
     if page_size % multiple:
-        fitting = max(256, multiple)
         raise WorkerError(
             ExitCode.SETTINGS,
             f"--page-size {page_size} does not hold whole entries of this model: it must be a multiple of {multiple}, "
-            f"the least common one of its layers' ratios; set --page-size {fitting}",
+            f"the least common one of its layers' ratios; {_fitting_page_size(multiple)}",
         )
     if device_type != "cpu":
         raise WorkerError(
             ExitCode.SETTINGS,
             f"{model.config.architecture} has no GPU kernels in this version; set --device cpu",
         )
+
+
+def _fitting_page_size(multiple: int) -> str:
+    """What to do, where page sizes are powers of two."""
+    if multiple.bit_count() != 1:
+        return "no power of two is one, so the model is not served"
+    return f"set --page-size {max(family('deepseek_v4').page_size or 0, multiple)}"
 
 
 def _mib(num_bytes: int) -> str:

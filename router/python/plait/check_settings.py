@@ -19,7 +19,7 @@ def check_model_is_named(model: str | None, names: tuple[str, ...]) -> None:
 
 def check_settings(settings: ServeSettings) -> None:
     """Raise `SettingsError` for settings that do not fit together."""
-    if settings.pages.page_size.bit_count() != 1:
+    if settings.pages.page_size is not None and settings.pages.page_size.bit_count() != 1:
         raise SettingsError(f"--page-size is {settings.pages.page_size}; allowed: a power of two from 1 to 1024")
     if settings.scheduler.itl_target_ms is not None and not settings.scheduler.mixed:
         raise SettingsError("--itl-target-ms needs mixed steps; leave out --itl-target-ms or --no-mixed")

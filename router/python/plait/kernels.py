@@ -16,7 +16,7 @@ import msgspec
 
 from plait.errors import SettingsError
 from plait.model_files import find_model
-from plait.settings import PageSettings, PageSize, ProcessSettings, RankCount, Setting
+from plait.settings import PAGE_SIZE, PageSize, ProcessSettings, RankCount, Setting
 
 ACTIONS = ("list", "build")
 
@@ -30,9 +30,7 @@ class NeedSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: Annotated[
         Literal["auto", "fp8"], Setting("type of the KV cache, as for serve", ("--kv-dtype",))
     ] = "auto"
-    page_size: Annotated[PageSize, Setting("tokens in a page, a power of two", ("--block-size",))] = (
-        PageSettings().page_size
-    )
+    page_size: Annotated[PageSize, Setting("tokens in a page, a power of two", ("--block-size",))] = PAGE_SIZE
     tp: Annotated[
         RankCount, Setting("tensor parallelism: ranks that share the model", ("--tensor-parallel-size", "--tp-size"))
     ] = ProcessSettings().tp

@@ -10,9 +10,13 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
+from plait_proto import FAMILIES
 
 DRAFT_TOKENS = 0
 """Speculative tokens of a decode row: no attention backend verifies any yet."""
+PAGE_SIZE = 64
+"""Tokens of a page, where the model's family does not say otherwise."""
+_OTHER_PAGE_SIZES = ", ".join(f"{family.page_size} for {family.name}" for family in FAMILIES if family.page_size)
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -303,7 +307,10 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
 class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
     """KV pages."""
 
-    page_size: Annotated[PageSize, Setting("tokens in a page, a power of two", ("--block-size",))] = 64
+    page_size: Annotated[
+        PageSize | None,
+        Setting("tokens in a page, a power of two", ("--block-size",), unset=f"{PAGE_SIZE}, {_OTHER_PAGE_SIZES}"),
+    ] = None
     num_pages: Annotated[
         PageCount | None,
         Setting("KV pages in the pool", ("--num-gpu-blocks-override",), unset="as many as fit the memory"),
@@ -640,6 +647,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: ever
     scheduler: SchedulerSettings
     """With the batch sizes filled in."""
     pages: PageSettings
+    """With the page size filled in."""
     draft_tokens: int
     """Speculative tokens of a decode row at most."""
     text_threads: int

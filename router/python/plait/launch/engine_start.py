@@ -18,15 +18,19 @@ from plait.launch.group_checks import with_facts
 from plait.launch.worker_config import worker_config
 from plait.model_files import LocalModel
 from plait.nvidia import gpu_memory_bytes
+from plait.page_size import with_page_size
 from plait.settings import GroupMembership, RemoteWorkers, ServeSettings, engine_settings
 
 
 def with_sizes(settings: ServeSettings, local: LocalModel, environment: Mapping[str, str]) -> tuple[ServeSettings, str]:
-    """The settings with batch sizes, and where these come from. Raises `SettingsError` for sizes that do not fit."""
+    """The settings with batch and page sizes, and where the batch sizes come from.
+
+    Raises `SettingsError` for sizes that do not fit.
+    """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     settings, reason = with_batch_sizes(settings, local.path, partial(gpu_memory_bytes, visible))
     check_chunk(settings.scheduler)
-    return settings, reason
+    return with_page_size(settings, local.path), reason
 
 
 @contextlib.contextmanager

@@ -37,17 +37,19 @@ def _unused(settings: ServeSettings, description: Description, status: Status) -
 
 def _memory_lines(status: Status, settings: ServeSettings) -> Iterator[str]:
     page_size, num_ranks = settings.pages.page_size, settings.process.tp
+    assert page_size is not None, "with_page_size fills it in"
+    max_seqs = settings.scheduler.max_seqs
     if len(status.replicas) < 2:
         yield f"  memory   {_memory(status, page_size)}"
         if status.slot_state is not None:
-            yield f"  cache    {_cache(status, status.slot_state, settings)}"
+            yield f"  cache    {_cache(status, status.slot_state, page_size, max_seqs)}"
         return
     for number, replica in enumerate(status.replicas):
         first, last = number * num_ranks, (number + 1) * num_ranks - 1
         ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
         yield f"  replica {number}, {ranks}: {_memory(replica, page_size)}"
         if replica.slot_state is not None:
-            yield f"  replica {number}, {ranks}: {_cache(replica, replica.slot_state, settings)}"
+            yield f"  replica {number}, {ranks}: {_cache(replica, replica.slot_state, page_size, max_seqs)}"
 
 
 def _memory(status: ReplicaStatus, page_size: int) -> str:
@@ -58,12 +60,12 @@ def _memory(status: ReplicaStatus, page_size: int) -> str:
     )
 
 
-def _cache(status: ReplicaStatus, slot_state: SlotState, settings: ServeSettings) -> str:
+def _cache(status: ReplicaStatus, slot_state: SlotState, page_size: int, max_seqs: int | None) -> str:
     """What a token, a slot and a snapshot take, and how many there are."""
     snapshots = f"{slot_state.num_snapshots:,} snapshots of {_bytes(slot_state.snapshot_bytes)}"
-    slots = f"{settings.scheduler.max_seqs:,} slots" if settings.scheduler.max_seqs is not None else "each slot"
+    slots = f"{max_seqs:,} slots" if max_seqs is not None else "each slot"
     return (
-        f"{status.page_bytes // settings.pages.page_size:,} bytes a token, {slots} of {_bytes(slot_state.slot_bytes)}, "
+        f"{status.page_bytes // page_size:,} bytes a token, {slots} of {_bytes(slot_state.slot_bytes)}, "
         f"{snapshots} (prefixes are found where a snapshot is)"
     )
 

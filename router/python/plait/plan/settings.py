@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from plait.settings import ContextLength, Fraction, PageSettings, PageSize, Setting, SlotCount, TokenLimit
+from plait.settings import PAGE_SIZE, ContextLength, Fraction, PageSize, Setting, SlotCount, TokenLimit
 
 GpuName = Literal["h100", "h200", "b200"]
 GpuCount = Annotated[int, Meta(ge=1, le=64)]
@@ -48,9 +48,7 @@ class PlanServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             unset="0.9",
         ),
     ] = None
-    page_size: Annotated[PageSize, Setting("tokens in a page, a power of two", ("--block-size",))] = (
-        PageSettings().page_size
-    )
+    page_size: Annotated[PageSize, Setting("tokens in a page, a power of two", ("--block-size",))] = PAGE_SIZE
     max_seqs: Annotated[
         SlotCount | None,
         Setting(

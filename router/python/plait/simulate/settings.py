@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from plait.settings import (
+    PAGE_SIZE,
     ContextLength,
     PageSettings,
     SchedulerSettings,
@@ -101,7 +102,7 @@ class SimulateSettings(msgspec.Struct, frozen=True, kw_only=True):
     load: LoadSettings = LoadSettings()
     cluster: ClusterSettings = ClusterSettings()
     scheduler: SchedulerSettings = SchedulerSettings(max_batch_tokens=8192, max_seqs=256)
-    pages: PageSettings = PageSettings(memory_fraction=0.85)
+    pages: PageSettings = PageSettings(page_size=PAGE_SIZE, memory_fraction=0.85)
     output: OutputSettings = OutputSettings()
 
 
