@@ -25,7 +25,7 @@ class Limit(NamedTuple):
 
 GROUPS: dict[str, tuple[str, tuple[Limit, ...]]] = {
     "Connections": (
-        "Beyond them: 503, 431, 413, 408, or the connection is closed.",
+        "Beyond them: 503, 431, 413, 408, or the connection is closed. A longer X-Request-Id is replaced.",
         (
             Limit("connections at a time", f"{HTTP}/connection_limits.py", "MAX_CONNECTIONS"),
             Limit("request line and headers", f"{HTTP}/connection_limits.py", "MAX_HEADER_BYTES", "bytes"),
@@ -35,6 +35,7 @@ GROUPS: dict[str, tuple[str, tuple[Limit, ...]]] = {
             Limit("a full socket buffer that the client leaves", f"{HTTP}/connection_limits.py", "WRITE_SECONDS", "s"),
             Limit("an idle connection", f"{HTTP}/connection_limits.py", "KEEP_ALIVE_SECONDS", "s"),
             Limit("answer that waits for one slow client", f"{HTTP}/streams.py", "MAX_BACKLOG_BYTES", "bytes"),
+            Limit("a client's X-Request-Id, in bytes", f"{HTTP}/request_ids.py", "MAX_REQUEST_ID_BYTES"),
         ),
     ),
     "Requests": (

@@ -146,6 +146,7 @@ WALL_CLOCK = {
     "router/engine/src/logging.rs": "the time of a log line",
     "router/python/plait/http/app.py": "`created` of a model",
     "router/python/plait/http/messages.py": "`created` of an answer",
+    "router/python/plait/http/request_log.py": "the time of a log line",
     "router/python/plait/http/responses.py": "`created` of an answer",
     "router/python/plait/http/validate.py": "`created` of an answer",
     "router/python/plait/launch/recovery.py": "losses, which a file keeps beyond a boot",

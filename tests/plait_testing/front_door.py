@@ -67,12 +67,15 @@ class SkippingLoop(asyncio.SelectorEventLoop):
         self.call_later(0, skipped.set)
 
 
-def open_door(keys: ApiKeys | None, sockets: SocketWriter | None = None) -> Iterator[Door]:
+def open_door(
+    keys: ApiKeys | None, sockets: SocketWriter | None = None, *, logs_requests: bool = False
+) -> Iterator[Door]:
     engine = InMemoryEngine()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     streams = Streams(engine, sockets)
-    server = http_server(build_app(engine, streams, read_description(engine), keys))
+    app = build_app(engine, streams, read_description(engine), keys)
+    server = http_server(app, logs_requests=logs_requests)
 
     async def serve() -> None:
         streams.attach(asyncio.get_running_loop())

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from plait.errors import SettingsError
-from plait.settings import Setting
+from plait.setting import Setting
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -16,7 +16,8 @@ import msgspec
 
 from plait.errors import SettingsError
 from plait.model_files import find_model
-from plait.settings import PAGE_SIZE, PageSize, ProcessSettings, RankCount, Setting
+from plait.setting import Setting
+from plait.settings import PAGE_SIZE, PageSize, ProcessSettings, RankCount
 
 ACTIONS = ("list", "build")
 

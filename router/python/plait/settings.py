@@ -6,11 +6,14 @@ The command line (`plait.flags`) and docs/settings.md are generated from these s
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 from plait_proto import FAMILIES
+
+from plait.log_settings import LogSettings
+from plait.setting import Setting
 
 DRAFT_TOKENS = 0
 """Speculative tokens of a decode row: no attention backend verifies any yet."""
@@ -18,19 +21,6 @@ PAGE_SIZE = 64
 """Tokens of a page, where the model's family does not say otherwise."""
 _OTHER_PAGE_SIZES = ", ".join(f"{family.page_size} for {family.name}" for family in FAMILIES if family.page_size)
 LogLevel = Literal["debug", "info", "warning", "error"]
-
-
-class Setting(NamedTuple):
-    """What the command line says of a setting besides its type, range and default."""
-
-    meaning: str
-    aliases: tuple[str, ...] = ()
-    """Other names for the same: our short ones, vLLM's and SGLang's."""
-    off: tuple[str, ...] = ()
-    """Other names for the `--no-` form of a switch."""
-    unset: str = ""
-    """What None stands for."""
-
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 # Below 1e-6 nothing but zeros fits FP8.
@@ -563,6 +553,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     group: GroupSettings = GroupSettings()
     hosts: HostSettings = HostSettings()
     restarts: RestartSettings = RestartSettings()
+    logs: LogSettings = LogSettings()
 
 
 class TalkSettings(msgspec.Struct, frozen=True, kw_only=True):

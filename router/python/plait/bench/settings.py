@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from plait.bench.lengths import FORMS
-from plait.settings import Seed, Setting
+from plait.setting import Setting
+from plait.settings import Seed
 
 MAX_PROMPTS = 1_000_000
 Count = Annotated[int, Meta(ge=1, le=MAX_PROMPTS)]

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from plait.http.errors import ApiError, error_body
+from plait.http.request_ids import NAME, new_request_id
 
 MAX_CONNECTIONS = 4096
 MAX_HEADER_BYTES = 65_536
@@ -118,8 +119,9 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.abort()
             return
         body = error_body(status, message)
+        named = b"%b: %b\r\n" % (NAME, new_request_id())
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.write(STATUS_LINE[status] + named + head + body)
         self.transport.close()
 
     def _count(self, num_bytes: int) -> None:

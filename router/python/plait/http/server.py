@@ -10,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from plait.http.connection_limits import KEEP_ALIVE_SECONDS, BoundedHttp
+from plait.http.request_log import Identified
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIApplication
@@ -26,11 +27,11 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def http_server(app: FastAPI) -> HttpServer:
+def http_server(app: FastAPI, *, logs_requests: bool = False) -> HttpServer:
     """The server of `app`. Give `serve` a listening socket; set `should_exit` to end it."""
     return HttpServer(
         uvicorn.Config(
-            cast("ASGIApplication", app),
+            cast("ASGIApplication", Identified(app, logs_requests=logs_requests)),
             http=BoundedHttp,
             ws="none",
             lifespan="off",

@@ -122,7 +122,8 @@ class _Service:
         self._keys = keys
         pooling = settings.pooling.pooling
         self._app = build_app(engine, self._streams, description, keys, settings.http, salt_key, pooling)
-        self._http = http_server(self._app)
+        is_heard = settings.process.log_level in ("debug", "info")
+        self._http = http_server(self._app, logs_requests=settings.logs.enable_log_requests and is_heard)
         self._budget, self._model = budget, model
         self._num_signals = 0
         self._grace_seconds = TERM_SECONDS

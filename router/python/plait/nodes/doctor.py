@@ -16,7 +16,8 @@ from plait.nodes.link_rates import links_line
 from plait.nodes.messages import Facts
 from plait.nodes.settings import LaunchSettings
 from plait.output import say
-from plait.settings import HttpSettings, Port, ProcessSettings, RankCount, ReplicaCount, Setting
+from plait.setting import Setting
+from plait.settings import HttpSettings, Port, ProcessSettings, RankCount, ReplicaCount
 
 OF_SEVERAL_NODES = ("settings", "clock", "pairs", "reduce")
 """Checks that compare nodes."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from plait.setting import Setting
 from plait.settings import (
     AttentionSettings,
     DeviceSettings,
@@ -17,7 +18,6 @@ from plait.settings import (
     ProcessSettings,
     QueueSeconds,
     SchedulerSettings,
-    Setting,
 )
 
 NodeCount = Annotated[int, Meta(ge=1, le=64)]

@@ -11,6 +11,7 @@ import msgspec
 from plait.check_settings import check_settings
 from plait.errors import SettingsError
 from plait.flags import Flag, flags
+from plait.setting import Setting
 from plait.settings import (
     AttentionSettings,
     DeviceSettings,
@@ -22,7 +23,6 @@ from plait.settings import (
     ProcessSettings,
     SchedulerSettings,
     ServeSettings,
-    Setting,
     TemplateSettings,
 )
 

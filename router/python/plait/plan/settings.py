@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from plait.settings import PAGE_SIZE, ContextLength, Fraction, PageSize, Setting, SlotCount, TokenLimit
+from plait.setting import Setting
+from plait.settings import PAGE_SIZE, ContextLength, Fraction, PageSize, SlotCount, TokenLimit
 
 GpuName = Literal["h100", "h200", "b200"]
 GpuCount = Annotated[int, Meta(ge=1, le=64)]

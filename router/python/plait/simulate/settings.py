@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from plait.setting import Setting
 from plait.settings import (
     PAGE_SIZE,
     ContextLength,
     PageSettings,
     SchedulerSettings,
     Seed,
-    Setting,
     ThreadCount,
 )
 

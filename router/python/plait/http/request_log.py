@@ -1,0 +1,70 @@
+"""The outermost app: gives each answer its request id and writes the request's line in the log."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from datetime import datetime
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from plait.http.identity import KEY
+from plait.http.request_ids import NAME, request_id
+from plait.output import forward_to_stderr
+
+_MAX_PATH_CHARACTERS = 256
+
+
+class Identified:
+    """ASGI app around all others: even a bug's answer has an id."""
+
+    def __init__(self, app: ASGIApp, *, logs_requests: bool) -> None:
+        self._app = app
+        self._logs_requests = logs_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = _Answer(request_id(scope), send)
+        try:
+            await self._app(scope, receive, answer.send)
+        finally:
+            if self._logs_requests:
+                forward_to_stderr(answer.line(scope).encode())
+
+
+class _Answer:
+    """One request's answer while it is written."""
+
+    def __init__(self, request: bytes, send: Send) -> None:
+        self._request = request
+        self._send = send
+        self._began = time.monotonic()
+        self._head_after: float | None = None
+        """Seconds."""
+        self._status = 0
+        self._is_whole = False
+
+    async def send(self, message: Message) -> None:
+        """Pass on a part; the head has the id."""
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", []), (NAME, self._request)]
+            self._status = message["status"]
+            self._head_after = time.monotonic() - self._began
+        else:
+            self._is_whole = not message.get("more_body", False)
+        await self._send(message)
+
+    def line(self, scope: Scope) -> str:
+        """What the log says: no body, no query, no key. `key` is the beginning of the key's SHA-256."""
+        now = datetime.now().strftime("%Y-%m-%d %H:%M:%S,%f")[:-3]
+        head = "-" if self._head_after is None else f"{self._head_after:.3f}"
+        key = hashlib.sha256(scope[KEY]).hexdigest()[:8] if KEY in scope else "-"
+        return (
+            f"{now} INFO http: request_id={self._request.decode()} method={scope['method']} "
+            f"path={json.dumps(scope['path'][:_MAX_PATH_CHARACTERS])} status={self._status or '-'} "
+            f"end={'whole' if self._is_whole else 'cut_off'} head_seconds={head} "
+            f"seconds={time.monotonic() - self._began:.3f} key={key}\n"
+        )
