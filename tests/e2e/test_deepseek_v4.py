@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -42,8 +43,10 @@ class Model:
         self.path = folder
         self.reference = random_v4("mixed", vocab_size=264, bos_token_id=256, eos_token_id=257)
         self.reference.save_pretrained(folder)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copyfile(tokenizer / name, folder / name)
+        shutil.copyfile(tokenizer / "tokenizer.json", folder / "tokenizer.json")
+        config = json.loads((tokenizer / "tokenizer_config.json").read_text())
+        config.pop("chat_template", None)
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
     def check(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         """Each token is the best behind those before it, but for ties."""
@@ -115,6 +118,23 @@ def cached_server(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def test_a_page_has_256_tokens_if_nothing_is_said(cached_server: Server) -> None:
     assert "64 pages of 256 = 16,384 tokens" in cached_server.read_line("memory")
+
+
+@pytest.mark.parametrize(("kwargs", "mark"), [({}, "</think>"), ({"thinking": True}, "<think>")])
+def test_a_folder_without_a_template_gets_deepseeks_own_messages(
+    kwargs: dict[str, bool], mark: str, cached_server: Server
+) -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    body = {"messages": messages, "chat_template_kwargs": kwargs}
+    tokens = httpx.post(f"{cached_server.url}/tokenize", json=body).json()["tokens"]
+    text = httpx.post(f"{cached_server.url}/detokenize", json={"tokens": tokens}).json()["prompt"]
+    assert text.replace("\uff5c", "|") == f"<|begin▁of▁sentence|>s<|User|>u<|Assistant|>{mark}"
+    answer = httpx.post(f"{cached_server.url}/v1/chat/completions", json=body | {"max_tokens": 4}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    refused = httpx.post(f"{cached_server.url}/v1/chat/completions", json=body | {"tools": tools})
+    assert refused.status_code == 400, refused.text
+    assert "tools" in refused.json()["error"]["message"]
 
 
 def test_two_conversations_in_turns_compute_less_than_a_page_and_their_new_tokens(

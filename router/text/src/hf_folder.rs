@@ -18,6 +18,8 @@ use crate::sampling::{OutOfRange, SamplingFields};
 use crate::template::SpecialTokens;
 
 const GENERATION_CONFIG: &str = "generation_config.json";
+/// For folders of DeepSeek-V4 without a template: none is published.
+const DEEPSEEK_V4_TEMPLATE: &str = include_str!("deepseek_v4.jinja");
 /// Largest tokenizer.json that is read, in bytes (Gemma's has 33 MB).
 const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 
@@ -110,7 +112,10 @@ pub(crate) fn read(folder: &Path) -> Result<TextFiles, ModelFilesError> {
             .defaults()
             .map_err(|problem| ModelFilesError::new(folder.join(GENERATION_CONFIG), problem))?,
     };
-    let templates = read_templates(folder, settings.chat_template)?;
+    let mut templates = read_templates(folder, settings.chat_template)?;
+    if templates.default.is_none() && family.name == "deepseek_v4" {
+        templates.default = Some(DEEPSEEK_V4_TEMPLATE.to_owned());
+    }
     Ok(TextFiles {
         facts,
         tokenizer,

@@ -1,6 +1,8 @@
 //! Claims about text, through the crate's public face.
 
 #[cfg(test)]
+mod deepseek_messages;
+#[cfg(test)]
 mod detokenising;
 #[cfg(test)]
 mod fixtures;
