@@ -54,7 +54,7 @@ def test_an_answer_repeats_the_clients_id(door: Door, stream: bool) -> None:
 
 @pytest.mark.parametrize("given", [None, "", "a b", "a\tb", 'a"b', "x" * (MAX_REQUEST_ID_BYTES + 1), "caf\u00e9"])
 def test_an_id_that_is_missing_or_unsafe_is_replaced(door: Door, given: str | None) -> None:
-    headers = {} if given is None else {ID: given.encode("latin-1")}
+    headers = {} if given is None else {ID.encode(): given.encode("latin-1")}
     (told,) = httpx.get(door.url + "/health", headers=headers).headers.get_list(ID)
     assert MADE.fullmatch(told)
 
