@@ -49,7 +49,7 @@ fn request(salt: u64) -> Request {
         prompt_logprobs: false,
         is_masked: false,
         num_slot_words: 0,
-        is_pooled: false,
+        pooled: None,
         priority: 0,
         salt,
         tenant: TenantId(0),

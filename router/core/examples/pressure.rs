@@ -92,7 +92,7 @@ impl World {
             prompt_logprobs: false,
             is_masked: false,
             num_slot_words: 0,
-            is_pooled: false,
+            pooled: None,
             priority,
             tenant: TenantId(tenant),
             weight: NonZeroU32::MIN,

@@ -66,7 +66,7 @@ impl Ask {
             prompt_logprobs: false,
             is_masked: self.is_masked,
             num_slot_words: 0,
-            is_pooled: false,
+            pooled: None,
             priority: self.priority,
             tenant: TenantId(self.tenant),
             weight: self.weight,

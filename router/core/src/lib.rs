@@ -66,7 +66,7 @@ pub use plan::{
 };
 pub use prefix_hasher::{HashSeed, PageHash};
 pub use replica_router::{Availability, HashedPrompt, PromptHasher, ReplicaRouter, Route};
-pub use request::{Refusal, Rejected, Request};
+pub use request::{PooledTokens, Refusal, Rejected, Request};
 pub use scheduler::Scheduler;
 pub use settings::{
     Limits, PageSettings, Policy, PoolSize, RuntimeSettings, SchedulerSettings, Settings,

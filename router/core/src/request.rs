@@ -20,8 +20,8 @@ pub struct Request {
     /// The prompt's log-probabilities are reported, so cached pages are computed again. Of several choices only the
     /// first reports them.
     pub prompt_logprobs: bool,
-    /// The hidden states of all its tokens are pooled, so none is taken from the cache.
-    pub is_pooled: bool,
+    /// The prompt's hidden states that its answer is made of, if it is pooled.
+    pub pooled: Option<PooledTokens>,
     /// Every token is sampled under a mask that depends on those before it. A row whose mask is late accepts none.
     pub is_masked: bool,
     /// Words that travel with the request when it enters a slot, its output so far apart; 0 for most.
@@ -35,6 +35,15 @@ pub struct Request {
     /// Requests with different salts never share pages. Neither can then tell from its latency what the
     /// other has asked.
     pub salt: u64,
+}
+
+/// The tokens of a prompt whose hidden states are pooled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PooledTokens {
+    /// The last one, which is always computed.
+    Last,
+    /// All of them, so none is taken from the cache.
+    All,
 }
 
 /// Why a request was rejected.

@@ -16,7 +16,7 @@ use crate::kv_cache::{Lease, PerKind};
 use crate::kv_event::StoredPage;
 use crate::plan::NewSlot;
 use crate::prefix_hasher::{PageHash, PrefixHasher};
-use crate::request::Request;
+use crate::request::{PooledTokens, Request};
 use crate::settings::Policy;
 use crate::slot_saves::SlotSaves;
 
@@ -316,7 +316,7 @@ impl Job {
     /// next one is sampled from it. So is every token that predicts a prompt token whose
     /// log-probability is still to be reported.
     pub(crate) fn num_cacheable_tokens(&self) -> u32 {
-        if self.request.is_pooled {
+        if self.request.pooled == Some(PooledTokens::All) {
             return 0;
         }
         let is_measured = self.request.prompt_logprobs;
@@ -333,7 +333,7 @@ impl Job {
     /// A chunk predicts the token after each of its own. A preempted request computes its prompt
     /// again, but reports no position twice.
     pub(crate) fn claim_prompt_positions(&mut self, start: u32, end: u32) -> Range<u32> {
-        if self.request.is_pooled {
+        if self.request.pooled.is_some() {
             return start..end;
         }
         if !self.request.prompt_logprobs {
@@ -359,7 +359,7 @@ impl Job {
 
     /// Whether the chunk's last position predicts a prompt token that the chunk does not hold.
     pub(crate) fn wants_lookahead(&self, chunk_end: u32) -> bool {
-        let is_told = self.request.prompt_logprobs || self.request.is_pooled;
+        let is_told = self.request.prompt_logprobs || self.request.pooled.is_some();
         is_told && chunk_end < self.prompt_len()
     }
 

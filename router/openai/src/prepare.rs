@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use plait_core::{Request, TenantId, TokenId};
+use plait_core::{PooledTokens, Request, TenantId, TokenId};
 use plait_grammar::Grammar;
 use plait_proto::{Adjustment, Pooling, SamplingParams};
 use plait_text::{ModelText, Parsing, ReasoningFormat, TextStyle, ToolFormat, Tools};
@@ -184,7 +184,7 @@ fn prepare_chat_or_completion(
                 stop_ids: stop_ids.clone(),
                 num_choices: numbers.num_choices,
                 prompt_logprobs: prompt_logprobs.is_some(),
-                is_pooled: pooled.is_some(),
+                pooled: pooled.map(|it| pooled_tokens(it.pooling)),
                 is_masked,
                 num_slot_words: num_words(pooled, adjustment.as_deref()),
                 priority: numbers.priority,
@@ -221,6 +221,13 @@ fn num_repeated_bytes(request: &GenerateRequest, prompts: &[Tokenised]) -> usize
         prompt.echo.as_ref().map_or(0, |text| text.len()) + prompt.tokens.len() * bytes_of_id
     });
     each.sum()
+}
+
+fn pooled_tokens(pooling: Pooling) -> PooledTokens {
+    match pooling {
+        Pooling::Last => PooledTokens::Last,
+        Pooling::Mean => PooledTokens::All,
+    }
 }
 
 /// Words that enter or leave with a slot.

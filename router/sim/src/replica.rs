@@ -306,7 +306,7 @@ fn request(arrival: &Arrival) -> Request {
         prompt_logprobs: false,
         is_masked: false,
         num_slot_words: 0,
-        is_pooled: false,
+        pooled: None,
         priority: arrival.priority,
         tenant: TenantId(arrival.tenant.into()),
         weight: NonZeroU32::MIN,

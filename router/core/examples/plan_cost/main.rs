@@ -82,7 +82,7 @@ fn request(prompt: Arc<[TokenId]>, max_tokens: u32, salt: u64) -> Request {
         prompt_logprobs: false,
         is_masked: false,
         num_slot_words: 0,
-        is_pooled: false,
+        pooled: None,
         priority: 0,
         salt,
         tenant: TenantId(salt),

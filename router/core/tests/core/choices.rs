@@ -51,7 +51,7 @@ fn request(prompt: &[TokenId], num_choices: u32) -> Request {
         num_choices: NonZeroU32::new(num_choices).unwrap(),
         prompt_logprobs: false,
         num_slot_words: 0,
-        is_pooled: false,
+        pooled: None,
         is_masked: false,
         priority: 0,
         tenant: TenantId(0),

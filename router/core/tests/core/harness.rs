@@ -656,7 +656,7 @@ impl Harness {
 
 fn check_prompt_row(row: &PrefillRow, tokens: &[TokenId], client: &mut Client) {
     let reported = &row.prompt_logprobs;
-    if client.spec.is_pooled {
+    if client.spec.pooled.is_some() {
         let num_prompt = u32::try_from(client.spec.prompt.len()).unwrap();
         let end = row.start + row.length;
         assert_eq!(

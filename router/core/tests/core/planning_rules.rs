@@ -2,7 +2,9 @@
 
 use std::num::NonZeroU32;
 
-use plait_core::{Plan, Policy, Refusal, Request, RequestId, Scheduler, Settings, TenantId};
+use plait_core::{
+    Plan, Policy, PooledTokens, Refusal, Request, RequestId, Scheduler, Settings, TenantId,
+};
 
 use crate::fixtures::{chunks, decoded, harness, settings, step, with};
 use crate::harness::{Harness, Spec};
@@ -464,7 +466,7 @@ fn the_wait_is_reported_at_the_first_admission() {
         prompt_logprobs: false,
         is_masked: false,
         num_slot_words: 0,
-        is_pooled: false,
+        pooled: None,
         priority: 0,
         salt: 0,
         tenant: TenantId(0),
@@ -511,7 +513,7 @@ fn a_prefill_under_way_comes_before_one_that_waits() {
 }
 
 #[test]
-fn a_pooled_prompt_is_computed_whole_though_its_pages_are_cached() {
+fn a_prompt_whose_tokens_are_all_pooled_is_computed_whole_though_its_pages_are_cached() {
     let settings = with(settings(), |it| it.pages.prefix_cache = true);
     let mut harness = harness(settings, [(40, 1)]);
     harness.run_to_the_end(1);
@@ -520,7 +522,7 @@ fn a_pooled_prompt_is_computed_whole_though_its_pages_are_cached() {
     assert!(hit.prefill[0].start > 0, "its prefix is found");
     harness.run_to_the_end(1);
     let pooled = Spec {
-        is_pooled: true,
+        pooled: Some(PooledTokens::All),
         ..Spec::new(40, 0)
     };
     harness.submit(pooled).unwrap();
@@ -534,4 +536,16 @@ fn a_pooled_prompt_is_computed_whole_though_its_pages_are_cached() {
     assert_eq!(rows.map(|row| row.is_last_chunk), [false, false]);
     // A captured step has no hidden states: the vote says so by them.
     assert!(rows.iter().all(|row| !row.prompt_logprobs.is_empty()));
+    harness.run_to_the_end(1);
+    let of_last = Spec {
+        pooled: Some(PooledTokens::Last),
+        ..Spec::new(40, 0)
+    };
+    harness.submit(of_last).unwrap();
+    let hit = step(&mut harness);
+    let [row] = &hit.prefill[..] else {
+        panic!("one prompt is computed");
+    };
+    assert!(row.start > 0 && row.start + row.length == 40, "{row:?}");
+    assert!(!row.lookahead && !row.prompt_logprobs.is_empty());
 }

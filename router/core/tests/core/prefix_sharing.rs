@@ -50,7 +50,7 @@ fn submit(scheduler: &mut Scheduler, prompt: Vec<TokenId>, priority: i32) -> Req
         prompt_logprobs: false,
         is_masked: false,
         num_slot_words: 0,
-        is_pooled: false,
+        pooled: None,
         priority,
         salt: 0,
         tenant: TenantId(0),

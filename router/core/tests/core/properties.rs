@@ -1,7 +1,8 @@
 //! The invariants under random settings, arrivals, delays, aborts, stops and losses of all ranks.
 
 use plait_core::{
-    HashSeed, PageSettings, Plan, Policy, RuntimeSettings, SchedulerSettings, Settings,
+    HashSeed, PageSettings, Plan, Policy, PooledTokens, RuntimeSettings, SchedulerSettings,
+    Settings,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -76,8 +77,10 @@ prop_compose! {
         num_slot_words in prop_oneof![6 => Just(0), 1 => Just(9u32), 1 => Just(1 << 21)],
         (tenant, weight) in (0..3u64, 1..4u32),
         num_choices in prop_oneof![7 => Just(1), 2 => 2..5u32],
+        pooled in option::weighted(0.5, prop_oneof![Just(PooledTokens::Last), Just(PooledTokens::All)]),
     ) -> Spec {
-        Spec { prompt, max_tokens, stop_ids, priority, num_choices, prompt_logprobs, salt, is_masked, num_slot_words, is_pooled: false, tenant, weight }
+        let pooled = pooled.filter(|_| max_tokens == 0 && num_choices == 1 && !prompt_logprobs && !is_masked);
+        Spec { prompt, max_tokens, stop_ids, priority, num_choices, prompt_logprobs, salt, is_masked, num_slot_words, pooled, tenant, weight }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use plait_core::{Request, TenantId, TokenId};
+use plait_core::{PooledTokens, Request, TenantId, TokenId};
 
 /// What a client asks for.
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub struct Spec {
     pub salt: u64,
     pub is_masked: bool,
     pub num_slot_words: u32,
-    pub is_pooled: bool,
+    pub pooled: Option<PooledTokens>,
     pub tenant: u64,
     pub weight: u32,
 }
@@ -34,7 +34,7 @@ impl Spec {
             salt: 0,
             is_masked: false,
             num_slot_words: 0,
-            is_pooled: false,
+            pooled: None,
             tenant: 0,
             weight: 1,
         }
@@ -58,7 +58,7 @@ impl Spec {
             prompt_logprobs: self.prompt_logprobs,
             is_masked: self.is_masked,
             num_slot_words: self.num_slot_words,
-            is_pooled: self.is_pooled,
+            pooled: self.pooled,
             priority: self.priority,
             salt: self.salt,
             tenant: TenantId(self.tenant),
