@@ -310,10 +310,10 @@ def test_scales_that_do_not_fit_are_refused_by_name(edit: Edit, said: str, folde
         (compressed("group"), "8-bit float weights, strategy group"),
         (compressed("channel", num_bits=4, type="int"), "4-bit int weights"),
         (compressed("block"), "fp8 with block_structure absent"),
-        (compressed("channel") | {"format": "pack-quantized"}, "compressed-tensors of format pack-quantized"),
+        (compressed("channel") | {"format": "int-quantized"}, "compressed-tensors of format int-quantized"),
         (compressed("channel") | {"config_groups": {}}, "in 0 groups"),
         ({"quant_method": "fp8", "activation_scheme": "odd"}, "fp8 with activation_scheme odd"),
-        ({"quant_method": "gptq"}, "quantisation gptq is not supported"),
+        ({"quant_method": "quark"}, "quantisation quark is not supported"),
     ],
 )
 def test_a_scheme_that_is_not_known_is_refused_by_name(stated: dict[str, object], said: str, folder: Path) -> None:

@@ -151,7 +151,7 @@ def test_scales_that_do_not_fit_are_refused(
         ({"weight_block_size": [128]}, r"weight_block_size \[128\]"),
         ({"fmt": "e5m2"}, "fp8 of format e5m2"),
         ({"activation_scheme": "static"}, "stored scales of activations"),
-        ({"quant_method": "awq"}, "quantisation awq is not supported"),
+        ({"quant_method": "quark"}, "quantisation quark is not supported"),
     ],
 )
 def test_other_quantisations_are_refused_by_name(changes: dict[str, Any], said: str, quantised: Path) -> None:

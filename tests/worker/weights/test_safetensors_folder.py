@@ -190,7 +190,7 @@ REFUSED = [
     ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn', but must be an object"),
     ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "more than low_freq_factor"),
     ({"partial_rotary_factor": 0.5}, "part of each head"),
-    ({"quantization_config": {"quant_method": "gptq"}}, "quantisation gptq is not supported"),
+    ({"quantization_config": {"quant_method": "quark"}}, "quantisation quark is not supported"),
     ({"hidden_act": "gelu"}, "hidden_act gelu is not supported"),
     ({"use_sliding_window": True, "sliding_window": 64}, "sliding-window"),
     ({**QWEN2, "use_sliding_window": True}, "sliding-window attention (use_sliding_window) is not supported"),

@@ -28,6 +28,7 @@ from plait_worker.weights.dummy import DummyWeights
 from plait_worker.weights.formats.blocks import BLOCKS
 from plait_worker.weights.formats.fp8 import FP8_ON_LOAD, FP8_STORED
 from plait_worker.weights.gguf_file import GgufFile, UnpermutedGguf
+from plait_worker.weights.packed.folder import PackedFolder
 from plait_worker.weights.prefetch import prefetch
 from plait_worker.weights.progress import LoadingProgress
 from plait_worker.weights.reader import WeightFormat, Weights
@@ -41,6 +42,7 @@ _log = logging.getLogger(__name__)
 _DERIVED = "rotary_emb.inv_freq"
 """Ending of tensors in old files that the configuration implies."""
 _HEADS = "lm_head.weight", "head.weight"
+_PACKED = ".qweight", ".weight_packed"
 _DSPARK = "dspark"
 """In the names of a draft module that newer DeepSeek-V4 files hold."""
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
@@ -66,14 +68,26 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     if path.is_dir():
         config = open_config(path)
-        folder = spec_of(config).open_folder(path)
-        fp8 = folder.fp8 if isinstance(folder, SafetensorsFolder) else None
-        return Checkpoint(config, folder, [] if fp8 is None else [FP8_STORED])
+        return _open_folder(config, spec_of(config).open_folder(path))
     if not path.exists():
         raise ModelFilesError(f"{path} does not exist: give a model's folder or a GGUF file")
     file = GgufFile(path)
     config, spec = read_gguf_config(file.metadata)
     return Checkpoint(config, UnpermutedGguf(file, config) if spec.is_permuted else file, [BLOCKS])
+
+
+def _open_folder(config: ModelConfig, folder: TensorSource) -> Checkpoint:
+    if not isinstance(folder, SafetensorsFolder):
+        return Checkpoint(config, folder, [])
+    if folder.packed is not None:
+        return Checkpoint(config, PackedFolder(folder, folder.packed), [BLOCKS])
+    packed = sorted(name for name in folder.names if name.endswith(_PACKED))
+    if packed:
+        raise ModelFilesError(
+            f"tensor {packed[0]} holds packed integers, but config.json has no quantization_config that says which: "
+            "download config.json again"
+        )
+    return Checkpoint(config, folder, [] if folder.fp8 is None else [FP8_STORED])
 
 
 def open_config(path: Path) -> ModelConfig:
@@ -116,13 +130,17 @@ def load_model(
     weights.held.expect(least_bytes, _transient_bytes(least_bytes, device))
     with torch.inference_mode(), _prefetch(files, frozenset(files.names) - unused - elsewhere, device, parallel):
         model = read_model(config, weights, parallel, fp8)
-    weights.check_leftovers(unused | elsewhere)
+    weights.check_leftovers(unused | elsewhere | _empty_biases(files))
     drafts = [name for name in unused if _DSPARK in name]
     if drafts:
         _log.info("weights: %d tensors of DSpark's draft module are passed over; nothing runs it yet", len(drafts))
     if unused:
         _log.info("weights: %d of %d tensors are not needed and not loaded", len(unused), len(files.names))
     return model
+
+
+def _empty_biases(files: TensorSource) -> frozenset[str]:
+    return files.empty_biases() if isinstance(files, PackedFolder) else frozenset()
 
 
 def _prefetch(
@@ -174,7 +192,9 @@ def _formats(
         _check_fp8(device, chosen)
         return [FP8_ON_LOAD]
     if quantises and FP8_STORED not in checkpoint.formats:
-        raise ValueError("--quantization fp8 takes a folder, not a GGUF file: leave it out, or give the folder")
+        raise ValueError("--quantization fp8 takes a folder of 16-bit or FP8 weights: leave it out, or give such files")
+    if isinstance(checkpoint.source, PackedFolder):
+        return _packed_formats(checkpoint, checkpoint.source, dtype, chosen, device)
     if dtype != "auto":
         return []
     if FP8_STORED not in checkpoint.formats:
@@ -183,6 +203,24 @@ def _formats(
         return checkpoint.formats
     _log.info("FP8 weights are upcast to %s: %s", str(chosen).removeprefix("torch."), reason)
     return []
+
+
+def _packed_formats(
+    checkpoint: Checkpoint, files: PackedFolder, dtype: str, chosen: torch.dtype, device: torch.device
+) -> Sequence[WeightFormat[Any]]:
+    """Blocks where they are multiplied, for the matrices that have some; the log says what becomes of the others."""
+    kinds, title = files.block_kinds(), files.layout.title
+    name = str(chosen).removeprefix("torch.")
+    if dtype != "auto" or not _has_quantised_gemm(chosen, device):
+        where = "--dtype says so" if dtype != "auto" else f"{device.type} has no GEMM for them with {name}"
+        _log.info("weights: %s, upcast to %s: %s", title, name, where)
+        return []
+    kept = " and ".join(sorted(kind for kind in kinds if kind is not None))
+    if kept:
+        _log.info("weights: %s, kept in blocks of %s%s", title, kept, "; some upcast" if None in kinds else "")
+    else:
+        _log.info("weights: %s, upcast to %s: no blocks hold such groups", title, name)
+    return checkpoint.formats
 
 
 def _check_fp8(device: torch.device, dtype: torch.dtype) -> None:

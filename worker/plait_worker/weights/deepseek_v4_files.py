@@ -43,6 +43,10 @@ class DeepseekV4Files:
     def __init__(self, path: Path) -> None:
         """Read the headers; raises ``ModelFilesError``."""
         self._folder = SafetensorsFolder(path)
+        if (packed := self._folder.packed) is not None:
+            raise ModelFilesError(
+                f"{path}: {packed.title} is not supported for DeepSeek-V4; use the published files, in FP8 and MXFP4"
+            )
         stated = self._folder.fp8
         self._blocks = _BLOCKS if stated is None or stated.blocks is None else stated.blocks
         scales = {_scale_name(name) for name in self._folder.names if self._is_quantised(name)}

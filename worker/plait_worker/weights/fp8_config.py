@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plait_worker.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.formats.fp8_blocks import Fp8Blocks
+from plait_worker.weights.packed.layout import not_supported
 
 _FORMATS = ("e4m3", "float8_e4m3fn")
 _COMPRESSED = ("float-quantized", "naive-quantized")
@@ -28,75 +28,54 @@ class Fp8Scheme:
         return weight_name + self.ending
 
 
-def read_fp8(fields: Fields) -> Fp8Scheme | None:
-    """What the file states; None if the weights are not quantised.
+def read_fp8(stated: Fields) -> Fp8Scheme:
+    """DeepSeek's, MiniMax's and Qwen's blocks; AutoFP8's scale of a tensor.
 
-    Raises ``ModelFilesError`` for any other quantisation, by name.
+    Raises ``ModelFilesError``, as the others here do, for what is not read.
     """
-    if not fields.has("quantization_config"):
-        return None
-    stated = fields.nested("quantization_config")
-    match stated.text("quant_method", "of no name"):
-        case "fp8":
-            return _read_fp8(stated)
-        case "compressed-tensors":
-            return _read_compressed_tensors(stated)
-        case "modelopt":
-            return _read_modelopt(stated)
-        case method:
-            raise _not_supported(stated, method)
-
-
-def _read_fp8(stated: Fields) -> Fp8Scheme:
-    """DeepSeek's, MiniMax's and Qwen's blocks; AutoFP8's scale of a tensor."""
     number_format, sides = stated.text("fmt", _FORMATS[0]), stated.integers("weight_block_size")
     if number_format not in _FORMATS:
-        raise _not_supported(stated, f"fp8 of format {number_format}")
+        raise not_supported(stated, f"fp8 of format {number_format}")
     is_dynamic = _checked_scheme(stated) == "dynamic"
     if not stated.has("weight_block_size"):
         return Fp8Scheme("_scale", None)
     if not is_dynamic:
-        raise _not_supported(stated, "fp8 with stored scales of activations")
+        raise not_supported(stated, "fp8 with stored scales of activations")
     return Fp8Scheme("_scale_inv", _blocks(stated, sides, "weight_block_size"))
 
 
 def _checked_scheme(stated: Fields) -> str:
     scheme = stated.text("activation_scheme", "dynamic")
     if scheme not in ("dynamic", "static"):
-        raise _not_supported(stated, f"fp8 with activation_scheme {scheme}")
+        raise not_supported(stated, f"fp8 with activation_scheme {scheme}")
     return scheme
 
 
-def _read_compressed_tensors(stated: Fields) -> Fp8Scheme:
+def read_compressed_fp8(stated: Fields) -> Fp8Scheme:
+    """compressed-tensors' 8-bit floats."""
     groups = stated.nested("config_groups")
     stored = stated.text("format", _COMPRESSED[0])
     if stored not in _COMPRESSED or len(groups.values) != 1:
-        raise _not_supported(stated, f"compressed-tensors of format {stored} in {len(groups.values)} groups")
+        raise not_supported(stated, f"compressed-tensors of format {stored} in {len(groups.values)} groups")
     weights = groups.nested(next(iter(groups.values))).nested("weights")
     kind, bits = weights.text("type", "int"), weights.integer("num_bits", 0, 0)
     strategy = weights.text("strategy", "of no name")
     if (kind, bits) != ("float", 8) or strategy not in _STRATEGIES:
-        raise _not_supported(stated, f"compressed-tensors of {bits}-bit {kind} weights, strategy {strategy}")
+        raise not_supported(stated, f"compressed-tensors of {bits}-bit {kind} weights, strategy {strategy}")
     if strategy != "block":
         return Fp8Scheme("_scale", None)
     return Fp8Scheme("_scale", _blocks(stated, weights.integers("block_structure"), "block_structure"))
 
 
-def _read_modelopt(stated: Fields) -> Fp8Scheme:
+def read_modelopt(stated: Fields) -> Fp8Scheme:
+    """ModelOpt's FP8."""
     algorithm = stated.text("quant_algo", "of no name")
     if algorithm != "FP8":
-        raise _not_supported(stated, f"modelopt {algorithm}")
+        raise not_supported(stated, f"modelopt {algorithm}")
     return Fp8Scheme("_scale", None)
 
 
 def _blocks(stated: Fields, sides: list[int], name: str) -> Fp8Blocks:
     if len(sides) != 2 or not all(0 < side <= _MAX_BLOCK for side in sides):
-        raise _not_supported(stated, f"fp8 with {name} {sides or 'absent'}")
+        raise not_supported(stated, f"fp8 with {name} {sides or 'absent'}")
     return Fp8Blocks(*sides)
-
-
-def _not_supported(stated: Fields, what: str) -> ModelFilesError:
-    return ModelFilesError(
-        f"{stated.where}: quantisation {what} is not supported; FP8 weights are (fp8, compressed-tensors of 8-bit "
-        "floats, modelopt FP8), and GGUF's: use such files, or the unquantised model"
-    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from plait_worker.errors import ModelFilesError
 from plait_worker.model_config import MlaConfig, ModelConfig, MoeConfig, RopeConfig
 from plait_worker.weights.fields import Fields
-from plait_worker.weights.fp8_config import read_fp8
+from plait_worker.weights.quantisation_config import read_quantisation
 from plait_worker.weights.rope_config import read_rope, read_rotary_dim
 
 MAX_LAYERS = 1024
@@ -114,7 +114,7 @@ def _read_window(fields: Fields, spec: ConfigSpec) -> int | None:
 
 def _check_supported(fields: Fields, spec: ConfigSpec) -> None:
     """Raise for what would be computed wrongly if it were ignored."""
-    read_fp8(fields)
+    read_quantisation(fields)
     activation = fields.text("hidden_act", "silu")
     if activation != "silu":
         raise ModelFilesError(f"{fields.where}: hidden_act {activation} is not supported; only silu is")

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 
 import torch
-from plait_kernels.linear import Fp8Weight
+from plait_kernels.linear import BlockWeight, Fp8Weight
 from plait_kernels.linear.fp8 import FP8
 from torch import Tensor
 
@@ -27,7 +27,7 @@ def in_neox_rope_order(source: TensorSource, config: ModelConfig) -> TensorSourc
 
 
 class _ReorderedSource(ABC):
-    """A source that reorders rows of some tensors; a GGUF's are read dense."""
+    """A source that reorders rows of some tensors."""
 
     def __init__(self, source: TensorSource) -> None:
         """``source`` stays as it is."""
@@ -69,11 +69,14 @@ class _ReorderedSource(ABC):
         """The source's."""
         return self.source.fp8_bytes(name)
 
-    def block_weight(self, name: str) -> None:  # noqa: B027 (nothing is stored so)
-        """None: every tensor is read dense."""
+    def block_weight(self, name: str) -> BlockWeight | None:
+        """The source's, with its rows in the same order."""
+        weight = self.source.block_weight(name)
+        return weight and BlockWeight(weight.kind, self._reordered(name, weight.raw))
 
-    def block_bytes(self, name: str) -> None:  # noqa: B027
-        """None: every tensor is read dense."""
+    def block_bytes(self, name: str) -> int | None:
+        """The source's."""
+        return self.source.block_bytes(name)
 
 
 class DeinterleavedSource(_ReorderedSource):

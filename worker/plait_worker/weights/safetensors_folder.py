@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Set
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -17,7 +17,9 @@ from torch import Tensor
 from plait_worker.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.formats.fp8_blocks import Fp8Blocks, scale_of_outputs
-from plait_worker.weights.fp8_config import Fp8Scheme, read_fp8
+from plait_worker.weights.fp8_config import Fp8Scheme
+from plait_worker.weights.packed.layout import PackedLayout
+from plait_worker.weights.quantisation_config import read_quantisation
 
 FP8 = "F8_E4M3"
 """What safetensors calls the type of FP8 weights."""
@@ -52,7 +54,9 @@ class SafetensorsFolder:
 
     def __init__(self, path: Path) -> None:
         """Read the quantisation and the headers; raises ``ModelFilesError``."""
-        self.fp8: Fp8Scheme | None = read_fp8(read_json(path / "config.json"))
+        scheme = read_quantisation(read_json(path / "config.json"))
+        self.fp8: Fp8Scheme | None = scheme if isinstance(scheme, Fp8Scheme) else None
+        self.packed: PackedLayout | None = None if isinstance(scheme, Fp8Scheme) else scheme
         self._paths = _shards(path)
         self._files = [_open_shard(file) for file in self._paths]
         named = [(name, file) for file in self._files for name in file.keys()]  # noqa: SIM118 (no mapping)
@@ -62,7 +66,7 @@ class SafetensorsFolder:
         self._names = self._by_name.keys() - self._scale_names()
 
     @property
-    def names(self) -> Collection[str]:
+    def names(self) -> Set[str]:
         """Every tensor of every shard, but for the scales of quantised ones."""
         return self._names
 
@@ -137,10 +141,14 @@ class SafetensorsFolder:
 
     def _scale_names(self) -> set[str]:
         """Tensors that are read with the weights they belong to."""
+        if self.fp8 is None and self.packed is None:
+            return set()
+        return self._fp8_scale_names() | {name for name in self._by_name if name.rpartition(".")[2] in _OTHER_SCALES}
+
+    def _fp8_scale_names(self) -> set[str]:
         if self.fp8 is None:
             return set()
-        of_weights = {self.fp8.scale_name(name) for name in self._by_name if self.dtype(name) == FP8}
-        return of_weights | {name for name in self._by_name if name.rpartition(".")[2] in _OTHER_SCALES}
+        return {self.fp8.scale_name(name) for name in self._by_name if self.dtype(name) == FP8}
 
     def holds(self, name: str) -> bool:
         """Whether a tensor is there, scales included."""

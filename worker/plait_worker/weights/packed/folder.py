@@ -1,0 +1,94 @@
+"""A folder whose matrices are packed integers, under the names that the unquantised model would have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from plait_kernels.linear import BlockWeight
+from plait_kernels.linear.blocks import KINDS
+from torch import Tensor
+
+from plait_worker.errors import ModelFilesError
+from plait_worker.weights.packed.integers import BLOCK
+from plait_worker.weights.packed.layout import PackedLayout
+from plait_worker.weights.safetensors_folder import SafetensorsFolder
+
+_WEIGHT = ".weight"
+
+
+class PackedFolder:
+    """``TensorSource`` of a folder; matrices are kept in GGUF blocks that hold them exactly, or read dense."""
+
+    def __init__(self, folder: SafetensorsFolder, layout: PackedLayout) -> None:
+        """Find the packed matrices; raises ``ModelFilesError`` if the configuration says otherwise."""
+        self._folder = folder
+        self.layout = layout
+        packed = sorted(name for name in folder.names if name.endswith(layout.packed))
+        self._modules = {_dense_name(name, layout): name.removesuffix(layout.packed) for name in packed}
+        self._check_modules()
+        belonging = {module + ending for module in self._modules.values() for ending in (layout.packed, *layout.others)}
+        self._names = (folder.names - belonging) | self._modules.keys()
+
+    @property
+    def names(self) -> Collection[str]:
+        """Those of the unquantised model."""
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the de-quantised tensor."""
+        module = self._modules.get(name)
+        return self._folder.shape(name) if module is None else self.layout.shape(self._folder, module)
+
+    def read(self, name: str) -> Tensor:
+        """As stored; de-quantised matrices are float32."""
+        module = self._modules.get(name)
+        return self._folder.read(name) if module is None else self.layout.read(self._folder, module).dequantised()
+
+    def block_weight(self, name: str) -> BlockWeight | None:
+        """A packed matrix, repacked; scales are rounded to float16 if they are of another type."""
+        module = self._modules.get(name)
+        kind = None if module is None else self.layout.block_kind(self._folder, module)
+        return None if module is None or kind is None else self.layout.read(self._folder, module).blocks(kind)
+
+    def block_bytes(self, name: str) -> int | None:
+        """From the headers."""
+        module = self._modules.get(name)
+        kind = None if module is None else self.layout.block_kind(self._folder, module)
+        if kind is None:
+            return None
+        num_outputs, num_inputs = self.shape(name)
+        return num_outputs * num_inputs // BLOCK * KINDS[kind].file_bytes
+
+    def fp8_weight(self, _name: str) -> None:
+        """Integers are not FP8."""
+
+    def fp8_bytes(self, _name: str) -> None:
+        """Integers are not FP8."""
+
+    def block_kinds(self) -> frozenset[str | None]:
+        """The blocks that hold the packed matrices; None among them if some have none."""
+        return frozenset(self.layout.block_kind(self._folder, module) for module in self._modules.values())
+
+    def empty_biases(self) -> frozenset[str]:
+        """Biases of packed matrices that are all zero: some tools write them for layers that have none."""
+        biases = (f"{module}.bias" for module in self._modules.values())
+        return frozenset(name for name in biases if name in self._names and not self._folder.read(name).any())
+
+    def _check_modules(self) -> None:
+        if not self._modules:
+            raise ModelFilesError(
+                f"quantization_config says {self.layout.title}, but no tensor's name ends in {self.layout.packed}: the "
+                "files do not belong together; download the model again, or take the entry out of config.json"
+            )
+        for name, module in self._modules.items():
+            if name in self._folder.names:
+                raise ModelFilesError(f"the model files hold {name} twice, packed and not: download them again")
+            if any(f".{ignored}." in f".{module}." for ignored in self.layout.ignored):
+                raise ModelFilesError(
+                    f"tensor {module}{self.layout.packed} is quantised, but quantization_config says that {module} is "
+                    "not: the files do not belong together; download the model again"
+                )
+
+
+def _dense_name(packed_name: str, layout: PackedLayout) -> str:
+    return packed_name.removesuffix(layout.packed) + _WEIGHT

@@ -1,0 +1,115 @@
+"""GPTQ's layout (arXiv 2210.17323, as AutoGPTQ and GPTQModel write it): 4- or 8-bit integers, inputs packed in words.
+
+Files of ``checkpoint_format`` gptq, the first, store each zero less one; gptq_v2 stores it as it is.
+
+Shapes: O outputs, I inputs, G groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plait_worker.errors import ModelFilesError
+from plait_worker.weights.fields import Fields
+from plait_worker.weights.packed import layout
+from plait_worker.weights.packed.integers import ScaledIntegers, unpack
+from plait_worker.weights.packed.layout import StoredTensors
+
+_ZERO_LESS_ONE = {"gptq": 1, "gptq_v2": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """``PackedLayout`` of GPTQ."""
+
+    bits: int
+    group_size: int | None
+    is_symmetric: bool
+    is_act_order: bool
+    """Whether inputs were quantised, and so grouped, in another order than they have."""
+    zero_offset: int
+    ignored: tuple[str, ...] = ()
+    packed: str = ".qweight"
+    others: tuple[str, ...] = (".qzeros", ".scales", ".g_idx")
+
+    @property
+    def title(self) -> str:
+        """See ``PackedLayout``."""
+        order = ", act-order" if self.is_act_order else ""
+        return f"GPTQ, {self.bits} bits, {layout.groups_in_words(self.group_size)}{order}"
+
+    @property
+    def _per_word(self) -> int:
+        return layout.WORD_BITS // self.bits
+
+    def shape(self, stored: StoredTensors, module: str) -> tuple[int, int]:
+        """See ``PackedLayout``."""
+        num_words, num_outputs = layout.sides(stored, module + self.packed)
+        return num_outputs, num_words * self._per_word
+
+    def block_kind(self, stored: StoredTensors, module: str) -> str | None:
+        """See ``PackedLayout``."""
+        if self.is_act_order and self.group_size is not None:
+            return None
+        num_inputs = self.shape(stored, module)[1]
+        return layout.blocks_for(self.bits, num_inputs, self.group_size, is_symmetric=self.is_symmetric)
+
+    def read(self, stored: StoredTensors, module: str) -> ScaledIntegers:
+        """See ``PackedLayout``."""
+        num_outputs, num_inputs = self.shape(stored, module)
+        groups = layout.num_groups(module, num_inputs, self.group_size)
+        scale_GO = layout.read_scales(stored, f"{module}.scales", (groups, num_outputs))
+        words = stored.read_as_stored(module + self.packed, layout.INT32)
+        return ScaledIntegers(
+            unpack(words.T, self.bits),
+            self._zeros(stored, module, (groups, num_outputs)),
+            scale_GO.T.contiguous(),
+            self._order(stored, module, num_inputs, groups),
+        )
+
+    def _zeros(self, stored: StoredTensors, module: str, shape: tuple[int, int]) -> Tensor:
+        """int16 ``[O, G]``; a zero of 0 was stored as the largest integer."""
+        name, num_words = f"{module}.qzeros", -(-shape[1] // self._per_word)
+        words = layout.read_fitting(stored, name, (shape[0], num_words))
+        stored_OG = unpack(words, self.bits)[:, : shape[1]].T.contiguous().to(torch.int16)
+        zero_OG = stored_OG + self.zero_offset & (1 << self.bits) - 1
+        if self.is_symmetric and not bool((zero_OG == 1 << self.bits - 1).all()):
+            raise ModelFilesError(
+                f"tensor {name} holds zeros other than {1 << self.bits - 1}, but quantization_config says sym: set "
+                "sym to false, or checkpoint_format to gptq_v2 if the files are of the second version"
+            )
+        return zero_OG
+
+    def _order(self, stored: StoredTensors, module: str, num_inputs: int, groups: int) -> Tensor | None:
+        name = f"{module}.g_idx"
+        if not self.is_act_order and not stored.holds(name):
+            return None
+        group_I = layout.read_order(stored, name, num_inputs, groups)
+        if group_I is not None and not self.is_act_order:
+            raise ModelFilesError(
+                f"tensor {name} has another order of inputs, but quantization_config says desc_act false: set it to "
+                "true, or download the model again"
+            )
+        return group_I
+
+
+def read_gptq(stated: Fields) -> Gptq:
+    """What ``quantization_config`` says; raises ``ModelFilesError`` for a variant that is not read."""
+    bits, stored_as = stated.integer("bits", low=0), stated.text("checkpoint_format", "gptq")
+    if bits not in layout.INTEGER_BITS:
+        raise layout.not_supported(stated, f"gptq with {bits} bits")
+    if stored_as not in _ZERO_LESS_ONE or stated.boolean("is_marlin_format", False):
+        raise layout.not_supported(stated, f"gptq of checkpoint_format {stored_as[:20]}")
+    if any(not rule.startswith("-") for rule in stated.nested("dynamic").values):
+        raise layout.not_supported(stated, "gptq with other schemes for some layers (dynamic)")
+    return Gptq(
+        bits,
+        layout.read_group_size(stated, "group_size"),
+        stated.boolean("sym", True),
+        stated.boolean("desc_act", False),
+        _ZERO_LESS_ONE[stored_as],
+        tuple(stated.texts("modules_to_not_convert")),
+    )

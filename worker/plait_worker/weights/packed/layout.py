@@ -1,0 +1,154 @@
+"""What the layouts of packed matrices share: how a folder asks them, and the checks of what it holds."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from plait_worker.errors import ModelFilesError
+from plait_worker.weights.fields import Fields
+from plait_worker.weights.packed.integers import BLOCK, ScaledIntegers, block_kind
+
+WORD_BITS = 32
+INTEGER_BITS = (4, 8)
+"""Widths that are read."""
+INT32 = ("I32",)
+_SCALES = ("F16", "BF16", "F32")
+_MAX_SCALE = 65504.0
+"""float16's largest."""
+
+
+class StoredTensors(Protocol):
+    """A folder's tensors as they are stored."""
+
+    def holds(self, name: str) -> bool:
+        """Whether a tensor is there."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """From the header."""
+        ...
+
+    def dtype(self, name: str) -> str:
+        """As safetensors calls it."""
+        ...
+
+    def read_as_stored(self, name: str, types: tuple[str, ...]) -> Tensor:
+        """A view of the mapped file; raises ``ModelFilesError`` for another type."""
+        ...
+
+
+class PackedLayout(Protocol):
+    """How one method stores the matrix of a module: under which names, and what its bits mean."""
+
+    @property
+    def title(self) -> str:
+        """In words, for the log and errors."""
+        ...
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Modules that the configuration says are not quantised."""
+        ...
+
+    @property
+    def packed(self) -> str:
+        """What follows a module's name in that of its integers."""
+        ...
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """What follows it in the names of all that belongs to them."""
+        ...
+
+    def shape(self, stored: StoredTensors, module: str) -> tuple[int, int]:
+        """Outputs and inputs; raises ``ModelFilesError``."""
+        ...
+
+    def block_kind(self, stored: StoredTensors, module: str) -> str | None:
+        """The GGUF blocks that hold the matrix exactly, from the headers; None if none do."""
+        ...
+
+    def read(self, stored: StoredTensors, module: str) -> ScaledIntegers:
+        """The matrix; raises ``ModelFilesError`` if its tensors do not fit each other or the configuration."""
+        ...
+
+
+def sides(stored: StoredTensors, name: str) -> tuple[int, int]:
+    """Of a tensor that must be a matrix."""
+    shape = stored.shape(name)
+    if len(shape) != 2 or not all(shape):
+        raise ModelFilesError(f"tensor {name} has shape {list(shape)}, but must be a matrix: download the model again")
+    return shape[0], shape[1]
+
+
+def read_fitting(stored: StoredTensors, name: str, shape: tuple[int, ...], types: tuple[str, ...] = INT32) -> Tensor:
+    """A tensor that must be there in this shape."""
+    if not stored.holds(name):
+        raise ModelFilesError(f"the model files lack the tensor {name}: download them again")
+    found = stored.shape(name)
+    if found != shape:
+        raise ModelFilesError(
+            f"tensor {name} has shape {list(found)}, but quantization_config asks for {list(shape)}: the files do not "
+            "belong together; download the model again"
+        )
+    return stored.read_as_stored(name, types)
+
+
+def read_scales(stored: StoredTensors, name: str, shape: tuple[int, ...]) -> Tensor:
+    """float32, all of them numbers that float16 can hold."""
+    scale = read_fitting(stored, name, shape, _SCALES).float()
+    if not (torch.isfinite(scale).all() and scale.abs().max() <= _MAX_SCALE):
+        raise ModelFilesError(
+            f"tensor {name} holds a scale that is no number or above {_MAX_SCALE:,.0f}: download the model again"
+        )
+    return scale
+
+
+def read_order(stored: StoredTensors, name: str, num_inputs: int, num_groups: int) -> Tensor | None:
+    """The group of each input; None if groups are runs of one length."""
+    group_I = read_fitting(stored, name, (num_inputs,)).long()
+    if not 0 <= int(group_I.min()) <= int(group_I.max()) < num_groups:
+        raise ModelFilesError(
+            f"tensor {name} names groups {int(group_I.min())} to {int(group_I.max())}, but there are {num_groups}: "
+            "download the model again"
+        )
+    in_order = torch.arange(num_inputs) // (num_inputs // num_groups)
+    return None if torch.equal(group_I, in_order) else group_I
+
+
+def num_groups(name: str, num_inputs: int, group_size: int | None) -> int:
+    """Of each output."""
+    if group_size is not None and num_inputs % group_size:
+        raise ModelFilesError(
+            f"{name} has {num_inputs} inputs, which groups of {group_size} do not divide: quantise it with groups that "
+            "do (32, 64 or 128), or with one a row (-1)"
+        )
+    return 1 if group_size is None else num_inputs // group_size
+
+
+def blocks_for(bits: int, num_inputs: int, group_size: int | None, *, is_symmetric: bool) -> str | None:
+    """The blocks that hold such a matrix if its groups are runs; None if a block would have two scales."""
+    run = num_inputs if group_size is None else group_size
+    return None if run % BLOCK else block_kind(bits, is_symmetric=is_symmetric)
+
+
+def read_group_size(stated: Fields, name: str) -> int | None:
+    """Inputs that share a scale; None for all of an output, which files write as -1."""
+    return None if stated.values.get(name) == -1 else stated.integer(name)
+
+
+def groups_in_words(group_size: int | None) -> str:
+    """For the log."""
+    return "a scale a channel" if group_size is None else f"groups of {group_size}"
+
+
+def not_supported(stated: Fields, what: str) -> ModelFilesError:
+    """The error for a scheme that is not read."""
+    return ModelFilesError(
+        f"{stated.where}: quantisation {what} is not supported; these are: AWQ (version gemm, 4 bits), GPTQ (4 or 8 "
+        "bits), compressed-tensors pack-quantized (integers of 4 or 8 bits), FP8 (fp8, compressed-tensors of 8-bit "
+        "floats, modelopt FP8), and GGUF's: use such files, or the unquantised model"
+    )
