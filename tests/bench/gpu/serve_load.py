@@ -15,12 +15,14 @@ import argparse
 import dataclasses
 import itertools
 import json
+import os
 import re
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.gpu.load_cases import LOADED, RATE, LoadCase
 from bench.gpu.model_shapes import SHAPES, write_shape
-from bench.gpu.rescoring import MAX_BATCH_TOKENS, MAX_SEQS, MEDIAN_GAP, SERVE_FLAGS, WORST_GAP, Gaps, rescore
+from bench.gpu.rescoring import LARGEST_FLOOR, MAX_BATCH_TOKENS, MAX_SEQS, SERVE_FLAGS, Gaps, rescore, rescore_fp8
 from bench.gpu.roofline import NOMINAL, Ceilings, ModelCost, model_cost, most_tokens_per_second
 from bench.gpu.seeded_checkpoint import write_checkpoint
 from bench.gpu.server_starts import Start
@@ -110,11 +112,20 @@ class Bench:
     def score(self) -> Iterator[Ran]:
         """Score the streams of every load again, by one plain server in a process of its own."""
         limits = ("--max-seqs", f"{MAX_SEQS}", "--max-batch-tokens", f"{MAX_BATCH_TOKENS}")
-        with self.serving("rescore", *limits, *SERVE_FLAGS, *self._weight_flags()) as server:
+        rules = self.logs / "fp8_rules.json"
+        with (
+            _plain_fp8_ranks(rules) if self.is_fp8 else nullcontext(),
+            self.serving("rescore", *limits, *SERVE_FLAGS, *self._weight_flags()) as server,
+        ):
             for ran in self.runs:
                 if ran.streams and not ran.case.is_drawn:
-                    ran.gaps = rescore(server.url, self.model.name, ran.streams)
+                    ran.gaps = self._rescore(server.url, ran, rules)
                 yield ran
+
+    def _rescore(self, url: str, ran: Ran, rules: Path) -> Gaps:
+        if not self.is_fp8:
+            return rescore(url, self.model.name, ran.streams)
+        return rescore_fp8(url, self.model.name, ran.streams, rules, is_alone=ran.case.streams == 1)
 
     @contextmanager
     def serving(self, name: str, *flags: str) -> Iterator[Server]:
@@ -131,7 +142,12 @@ class Bench:
 
     def _weight_flags(self) -> Sequence[str]:
         """Of the serve flags those that change the weights."""
-        return ("--quantization", "fp8") if "fp8" in self._value_of("--quantization") else ()
+        return ("--quantization", "fp8") if self.is_fp8 else ()
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether matrices are quantised as they are read."""
+        return "fp8" in self._value_of("--quantization")
 
     def _value_of(self, flag: str) -> Sequence[str]:
         return [value for name, value in itertools.pairwise(self.serve_flags) if name == flag]
@@ -157,6 +173,20 @@ class Bench:
         """Tokens a second of the same load, greedy."""
         greedy = dataclasses.replace(case, bench_flags=())
         return next((ran.figures.get(RATE) for ran in self.runs if ran.case.name == greedy.name), None)
+
+
+@contextmanager
+def _plain_fp8_ranks(rules: Path) -> Iterator[None]:
+    """Ranks that start within compute FP8 by the rules of a file."""
+    tests = Path(__file__).parents[2]
+    given = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(tests / "plait_testing" / "plain_fp8"), str(tests), given])
+    os.environ["PLAIT_TEST_FP8_RULES"] = str(rules)
+    try:
+        yield
+    finally:
+        os.environ["PYTHONPATH"] = given
+        del os.environ["PLAIT_TEST_FP8_RULES"]
 
 
 def _read(case: LoadCase, result: dict[str, Any]) -> Ran:
@@ -185,8 +215,13 @@ def rows(bench: Bench, ran: Ran) -> list[dict[str, object]]:
     if ran.gaps is not None and ran.gaps.values:
         found += [
             ("rescored_tokens", "tokens", len(ran.gaps.values), None),
-            ("gap_median", "nats", ran.gaps.median, MEDIAN_GAP),
-            ("gap_max", "nats", max(ran.gaps.values), WORST_GAP),
+            ("gap_median", "nats", ran.gaps.median, ran.gaps.median_bound),
+            ("gap_max", "nats", max(ran.gaps.values), ran.gaps.worst_bound),
+        ]
+    if ran.gaps is not None and ran.gaps.floor:
+        found += [
+            ("rounding_gap_median", "nats", statistics.median(ran.gaps.floor), LARGEST_FLOOR),
+            ("rounding_gap_max", "nats", max(ran.gaps.floor), None),
         ]
     return made + [
         {"case": case.name, "metric": metric, "unit": unit, "value": round(value, 5), "goal": goal}
@@ -204,7 +239,7 @@ def validity(ran: Ran) -> dict[str, object]:
     elif ran.gaps.num_streams < min(NUM_STREAMS, ran.case.num_prompts):
         reasons.append(f"only {ran.gaps.num_streams} streams were scored again")
     elif not ran.gaps.is_right:
-        reasons.append("its streams are not those of the torch backend")
+        reasons.append("its streams are not those of the plain server")
     return {
         "case": ran.case.name,
         "counts": not reasons,

@@ -112,6 +112,7 @@ def open_rank(
     graphs: bool,
     kv_cache_dtype: str,
     world: int = 1,
+    quantization: str = "auto",
 ) -> Rank:
     config = WorkerConfig(
         model=str(folder),
@@ -120,7 +121,7 @@ def open_rank(
         device=DeviceConfig(device="cuda", cuda_graphs=graphs, cuda_graph_max_bs=512, custom_all_reduce=True),
         attention=AttentionConfig(attention_backend=attention, mla_context_chunk_size=4096),
         load_format="dummy",
-        quantization="auto",
+        quantization=quantization,
         dtype="bfloat16",
         kv_cache=KvCacheConfig(kv_cache_dtype=kv_cache_dtype, k_scale=1.0, v_scale=1.0),
         pages=PageConfig(page_size=PAGE_SIZE, num_pages=num_pages, memory_fraction=None),
@@ -197,6 +198,7 @@ def main() -> None:
     parser.add_argument("--kv-length", type=int, default=192)
     parser.add_argument("--attention", default="trtllm_mha")
     parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--quantization", default="auto")
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--no-pdl", action="store_true", help="our kernels start when those before them have ended")
     parser.add_argument("--lone-rank-of", type=int, default=1, metavar="N", help="one rank of N, without collectives")
@@ -215,11 +217,13 @@ def main() -> None:
         not options.no_graphs,
         options.kv_cache_dtype,
         options.lone_rank_of,
+        options.quantization,
     )
     rows: list[dict[str, object]] = []
     for count in counts:
         figures = measure(rank, count, options.kv_length)
         kinds = [options.attention, *["eager"] * options.no_graphs, *["fp8"] * (options.kv_cache_dtype == "fp8")]
+        kinds += ["FP8 weights"] * (options.quantization == "fp8")
         kinds += ["no kernel starts early"] * options.no_pdl
         kinds += [f"a lone rank of {options.lone_rank_of}"] * (options.lone_rank_of > 1)
         case = f"decode {count} rows at {options.kv_length}, {', '.join(kinds)}"

@@ -1,0 +1,160 @@
+"""FP8 matmuls as they are defined, by torch alone: what the server computes that scores a run's streams again.
+
+Weights are the engine's e4m3 numbers and scales. A row is rounded to e4m3 with a scale of its own, or one for each 128
+elements where weights have blocks and in experts; a row that the engine computed by itself is not rounded. e4m3 numbers
+are multiplied as bfloat16 or float32, which hold them exactly, summed in float32, scaled, and rounded to bfloat16 once.
+No FP8 GEMM, GEMV or quantising kernel of ours or of cuBLASLt takes part, so that a fault of one shows.
+
+A last bit that differs turns some elements into the e4m3 number beside theirs, 6 to 12% away, so that two right engines
+differ by far more than in bfloat16. How far is measured, not assumed: `Rounding.EITHER` rounds every matmul's result up
+or down at random, by less than one last bit, as another order of sums would. What that alone does to the tokens is the
+floor.
+
+Shapes: N rows, I inputs, O outputs; T tokens, K experts a token, H the hidden size.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from plait_kernels.activation import reference as activation
+from plait_kernels.linear import Fp8Matrix, Fp8Weight, RowNorm
+from plait_kernels.linear.fp8 import quantise_rows
+from plait_kernels.moe.fp8_experts import Fp8Experts
+from plait_kernels.norm import reference as norms
+from torch import Tensor
+
+
+class Rounding(enum.StrEnum):
+    """Of a float32 matmul result to bfloat16."""
+
+    NEAREST = "nearest"
+    EITHER = "either"
+    """Up or down at random, the nearer the likelier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How the steps of a pass are computed."""
+
+    rounding: Rounding = Rounding.NEAREST
+    alone_from: int | None = None
+    """The position from which the engine computed each row by itself, and so did not round it; None for none."""
+
+    def write(self, file: Path) -> None:
+        """For servers that were started with this file."""
+        beside = file.with_suffix(".new")
+        beside.write_text(json.dumps(asdict(self)))
+        beside.replace(file)
+
+
+def read_rules(file: Path) -> Rules:
+    """Those that were written last."""
+    stated = json.loads(file.read_text())
+    return Rules(Rounding(stated["rounding"]), stated["alone_from"])
+
+
+class PlainFp8:
+    """The matmuls of one step after the other."""
+
+    def __init__(self, rules: Rules | None = None) -> None:
+        """Rows are rounded until a step begins."""
+        self.rules = rules or Rules()
+        self.alone_N: Tensor | None = None
+
+    def begin(self, positions_N: Tensor, rules: Rules) -> None:
+        """A step with rows at these positions."""
+        self.rules = rules
+        self.alone_N = None if rules.alone_from is None else positions_N >= rules.alone_from
+
+    def matmul(self, x_NI: Tensor, weight: Fp8Weight, *, is_grouped: bool, alone_N: Tensor | None) -> Tensor:
+        """bfloat16 ``[N, O]``."""
+        rows = quantise_rows(x_NI, is_grouped=is_grouped)
+        if is_grouped or weight.block_rows:
+            given_NI = _where(alone_N, x_NI.float(), rows.dequantised())
+            return self.rounded(given_NI @ weight.dequantised().T)
+        given_NI = _where(alone_N, x_NI.float(), rows.stored_NI.float())
+        scale_N1 = _where(alone_N, torch.ones_like(rows.scale), rows.scale)
+        return self.rounded(_exact_matmul(given_NI, weight.stored_OI) * scale_N1 * weight.scale)
+
+    def rounded(self, out: Tensor) -> Tensor:
+        """float32 to bfloat16."""
+        if self.rules.rounding == Rounding.NEAREST:
+            return out.bfloat16()
+        noise = torch.randint_like(out, 1 << 16, dtype=torch.int32)
+        return ((out.view(torch.int32) + noise) & -(1 << 16)).view(torch.float32).bfloat16()
+
+    def of_matrix(self, matrix: Fp8Matrix, x_NI: Tensor) -> Tensor:
+        """A matrix's rows, bias and all; raises ``ValueError`` where rows are not the step's."""
+        alone_N = self.alone_N
+        if alone_N is not None and len(alone_N) != len(x_NI):
+            raise ValueError(f"{len(x_NI)} rows in a step of {len(alone_N)}")
+        out_NO = self.matmul(x_NI, matrix.weight_OI, is_grouped=matrix.is_grouped, alone_N=alone_N)
+        return out_NO if matrix.bias_O is None else out_NO + matrix.bias_O
+
+    def of_experts(self, experts: Fp8Experts, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
+        """See ``plait_kernels.moe.expert_mlps``."""
+        num_tokens, top_k = experts_TK.shape
+        parts = x_TH.new_zeros(num_tokens * top_k, x_TH.shape[1], dtype=torch.float32)
+        for expert in experts_TK.unique().tolist():
+            pairs = (experts_TK.flatten() == expert).nonzero()[:, 0]
+            alone = None if self.alone_N is None else self.alone_N[pairs // top_k]
+            gate_up, down = (_one(stack, expert) for stack in (experts.gate_up_EJH, experts.down_EHI))
+            both = self.matmul(x_TH[pairs // top_k], gate_up, is_grouped=True, alone_N=alone)
+            gated = activation.silu_mul(both.float())
+            parts[pairs] = self.matmul(gated, down, is_grouped=True, alone_N=alone).float()
+        return torch.einsum("tkh,tk->th", parts.unflatten(0, experts_TK.shape), weights_TK.float()).to(x_TH.dtype)
+
+
+def install(file: Path) -> None:
+    """Let this process compute FP8 so, by the rules of a file."""
+    from plait_worker.layers.rope import Rope
+
+    plain, tables = PlainFp8(), Rope.tables
+
+    def begin(rope: Rope, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        with suppress(FileNotFoundError):
+            plain.begin(positions_T, read_rules(file))
+        return tables(rope, positions_T)
+
+    Rope.tables = begin  # type: ignore[assignment, method-assign]
+    for name, made in methods(plain).items():
+        setattr(Fp8Matrix, name, made)
+    Fp8Experts.__call__ = lambda experts, *given: plain.of_experts(experts, *given)  # type: ignore[method-assign]
+
+
+def methods(plain: PlainFp8) -> dict[str, Callable[..., Any]]:
+    """Those of ``Fp8Matrix``. A norm or gate before a matrix is not rounded, as in the engine."""
+
+    def rmsnorm_matmul(matrix: Fp8Matrix, x_NI: Tensor, norm: RowNorm) -> tuple[Tensor, Tensor]:
+        sum_NI = norm.residual_1I + x_NI
+        return plain.of_matrix(matrix, norms.rms_norm(sum_NI.float(), norm.weight_I.float(), norm.eps)), sum_NI
+
+    return {
+        "__call__": lambda matrix, x_NI: plain.of_matrix(matrix, x_NI),
+        "matmul_out": lambda matrix, x_NI, out_NO: out_NO.copy_(plain.of_matrix(matrix, x_NI)),
+        "rmsnorm_matmul": rmsnorm_matmul,
+        "silu_mul_matmul": lambda matrix, given: plain.of_matrix(matrix, activation.silu_mul(given.float())),
+    }
+
+
+def _where(alone_N: Tensor | None, alone: Tensor, other: Tensor) -> Tensor:
+    return other if alone_N is None else torch.where(alone_N[:, None], alone, other)
+
+
+def _exact_matmul(x_NI: Tensor, stored_OI: Tensor) -> Tensor:
+    """float32 of e4m3 numbers; on a GPU as bfloat16, which rounds the rows that are not e4m3 as the engine does."""
+    if x_NI.is_cuda:
+        return torch.mm(x_NI.bfloat16(), stored_OI.bfloat16().T, out_dtype=torch.float32)
+    return x_NI.float() @ stored_OI.float().T
+
+
+def _one(stack: Fp8Weight, expert: int) -> Fp8Weight:
+    return Fp8Weight(stack.stored_OI[expert], stack.scale[expert], stack.block_rows)

@@ -1,0 +1,205 @@
+"""Whether a run with FP8 weights counts: rounding stays within the bounds measured beside it, faults do not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench.gpu.plain_fp8 import PlainFp8, Rounding, Rules, methods, read_rules
+from bench.gpu.rescoring import LARGEST_FLOOR, NUM_BEST, Gaps, Scored, TokenScores, rounding_gaps, token_gaps
+from plait_kernels.linear import Fp8Matrix, Fp8Weight, fp8_gemm, fp8_matrix
+from plait_kernels.linear.fp8 import Fp8Rows, quantise_blocks, quantise_outputs, quantise_rows
+from plait_kernels.moe import stack_fp8
+from plait_testing.attention_cases import cpu_attention
+from plait_testing.stepper import Request, Stepper
+from plait_worker.cache import KVCache
+from plait_worker.layers.rope import Rope
+from plait_worker.models import loader
+from plait_worker.models.model import Model
+from plait_worker.parallel import Parallel
+from plait_worker.rank import Rank
+from plait_worker.slots import Slots
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+CPU = torch.device("cpu")
+VOCAB, PAGE, NUM_PAGES = 2048, 16, 64
+PROMPT, ANSWER, STREAMS = 24, 24, 6
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model[Any]]:
+    """Enough layers that a last bit goes a long way; in FP8 by the references, as if this were a GPU."""
+    folder = tmp_path_factory.mktemp("many-layers")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=10,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.1,
+        tie_word_embeddings=False,
+        dtype="bfloat16",
+    )
+    LlamaForCausalLM(config).eval().bfloat16().save_pretrained(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "fp8_unsupported_reason", lambda _device, _dtype: None)
+        patch.setattr(loader, "choose_dtype", lambda _name, _device: torch.bfloat16)
+        yield loader.load_model(folder, "auto", CPU, Parallel(), quantises=True)
+
+
+def new_stepper(model: Model[Any]) -> Stepper:
+    rank = Rank(
+        model=model,
+        cache=KVCache(model.cache_specs, NUM_PAGES, PAGE, CPU),
+        attention=cpu_attention(model.attention_specs, PAGE, PAGE),
+        slots=Slots(8, NUM_PAGES, PAGE, 256, CPU),
+        parallel=Parallel(),
+    )
+    return Stepper(rank.step, PAGE, NUM_PAGES)
+
+
+def emit(model: Model[Any], *, is_alone: bool) -> list[list[int]]:
+    """Prompts with the answers that the engine gives one at a time, or all in the same steps."""
+    draw, stepper = random.Random(1), new_stepper(model)
+    prompts = [draw.choices(range(VOCAB), k=PROMPT) for _ in range(STREAMS)]
+    slots = [stepper.admit(prompt) for prompt in prompts]
+    if is_alone:
+        return [prompt + stepper.generate(slot, ANSWER, PROMPT) for slot, prompt in zip(slots, prompts, strict=True)]
+    stepper.step(prefill=dict.fromkeys(slots, PROMPT))
+    for _ in range(ANSWER - 1):
+        stepper.step(decode=slots)
+    return [prompt + stepper.requests[slot].output for slot, prompt in zip(slots, prompts, strict=True)]
+
+
+def scores(request: Request, tokens: Sequence[int]) -> TokenScores:
+    """As a server tells them."""
+    told: list[dict[str, Scored] | None] = [None]
+    entry: dict[str, Scored]
+    for record, token in zip(request.prompt_records, tokens[1:], strict=True):
+        best = zip(map(str, record.best_ids), record.best_logprobs, strict=True)
+        entry = {name: Scored(logprob=value) for name, value in best}
+        told.append(entry | {str(token): Scored(logprob=record.logprob)})
+    return told
+
+
+@contextmanager
+def plain(rules: Rules) -> Iterator[None]:
+    """Steps by the plain rules."""
+    made, tables = PlainFp8(), Rope.tables
+
+    def begin(rope: Rope, positions_T: Tensor) -> Any:
+        made.begin(positions_T, rules)
+        return tables(rope, positions_T)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rope, "tables", begin)
+        for name, method in methods(made).items():
+            patch.setattr(Fp8Matrix, name, method)
+        yield
+
+
+def score(model: Model[Any], streams: Sequence[list[int]], rules: Rules) -> list[TokenScores]:
+    told = []
+    with plain(rules):
+        for tokens in streams:
+            stepper = new_stepper(model)
+            slot = stepper.admit(tokens, prompt_logprobs=NUM_BEST)
+            stepper.step(prefill={slot: len(tokens)})
+            told.append(scores(stepper.requests[slot], tokens))
+    return told
+
+
+def rescore(model: Model[Any], streams: Sequence[list[int]], *, is_alone: bool) -> Gaps:
+    torch.manual_seed(0)
+    defined, otherwise = (score(model, streams, Rules(each, PROMPT if is_alone else None)) for each in Rounding)
+    pairs = zip(defined, otherwise, strict=True)
+    floor = [gap for told, others in pairs for gap in rounding_gaps(told, others, ANSWER)]
+    ended = zip(defined, streams, strict=True)
+    return Gaps(len(streams), [gap for told, s in ended for gap in token_gaps(told, s[PROMPT:])], floor)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_right_engine_stays_within_what_rounding_does(model: Model[Any], is_alone: bool) -> None:
+    gaps = rescore(model, emit(model, is_alone=is_alone), is_alone=is_alone)
+    assert gaps.is_right, (gaps.median, gaps.median_bound, max(gaps.values), gaps.worst_bound)
+    assert any(gaps.floor), "another rounding has other best tokens"
+
+
+def test_rows_that_were_computed_alone_are_not_scored_as_rounded_ones(model: Model[Any]) -> None:
+    streams = emit(model, is_alone=True)
+    right, wrong = (rescore(model, streams, is_alone=is_alone) for is_alone in (True, False))
+    assert sum(right.values) < sum(wrong.values)
+
+
+def scales_of_other_rows(rows: Fp8Rows) -> Fp8Rows:
+    return Fp8Rows(rows.stored_NI, rows.scale.roll(1, dims=0) * 2)
+
+
+def a_row_of_another_request(rows: Fp8Rows) -> Fp8Rows:
+    return Fp8Rows(rows.stored_NI.view(torch.uint8).roll(1, dims=0).view(rows.stored_NI.dtype), rows.scale)
+
+
+def half_of_the_inputs(rows: Fp8Rows) -> Fp8Rows:
+    kept = rows.stored_NI.float()
+    kept[:, kept.shape[1] // 2 :] = 0
+    return Fp8Rows(kept.to(rows.stored_NI.dtype), rows.scale)
+
+
+@pytest.mark.parametrize("fault", [scales_of_other_rows, a_row_of_another_request, half_of_the_inputs])
+def test_a_fault_of_the_engine_s_matmuls_leaves_the_bounds(
+    model: Model[Any], fault: Callable[[Fp8Rows], Fp8Rows], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(fp8_matrix, "fp8_gemm", lambda rows, *given: fp8_gemm(fault(rows), *given))
+        streams = emit(model, is_alone=False)
+    gaps = rescore(model, streams, is_alone=False)
+    assert not gaps.is_right, (gaps.median, gaps.median_bound, max(gaps.values), gaps.worst_bound)
+
+
+def test_streams_say_nothing_where_rounding_alone_takes_any_token() -> None:
+    assert Gaps(1, [0.0, 0.3], floor=[0.2, 0.3]).is_right
+    assert not Gaps(1, [0.0, 0.3], floor=[LARGEST_FLOOR, LARGEST_FLOOR + 0.1]).is_right
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+@pytest.mark.parametrize("quantise", [quantise_outputs, quantise_blocks])
+def test_a_plain_matmul_is_the_engine_s_but_for_rounding(
+    quantise: Callable[[Tensor], Fp8Weight], is_alone: bool
+) -> None:
+    torch.manual_seed(0)
+    weight, x_NI = quantise(torch.randn(128, 256)), torch.randn(5, 256).bfloat16()
+    matrix, alone = Fp8Matrix(weight, bias_O=None), Rules(alone_from=0 if is_alone else None)
+    rows_NI = x_NI.double() if is_alone else quantise_rows(x_NI, is_grouped=matrix.is_grouped).dequantised().double()
+    right_NO = rows_NI @ weight.dequantised().double().T
+    for rounding, least_bits in ((Rounding.NEAREST, 8), (Rounding.EITHER, 7)):
+        made = PlainFp8()
+        made.begin(torch.arange(5), Rules(rounding, alone.alone_from))
+        given_NO = made.of_matrix(matrix, x_NI)
+        assert ((given_NO.double() - right_NO).abs() <= right_NO.abs() * 2.0**-least_bits + 1e-5).all()
+
+
+def test_plain_experts_are_the_reference_s() -> None:
+    torch.manual_seed(0)
+    experts = stack_fp8(
+        (quantise_outputs(torch.randn(96, 64)), quantise_outputs(torch.randn(64, 48))) for _ in range(4)
+    )
+    x_TH, weights_TK = torch.randn(7, 64).bfloat16(), torch.rand(7, 2)
+    chosen_TK = torch.stack([torch.randperm(4)[:2] for _ in range(7)])
+    given_TH = PlainFp8().of_experts(experts, x_TH, weights_TK, chosen_TK)
+    right_TH = experts(x_TH, weights_TK, chosen_TK)
+    assert float((given_TH - right_TH).abs().max() / right_TH.abs().max()) < 2**-4
+
+
+def test_rules_are_read_as_they_were_written(tmp_path: Path) -> None:
+    rules = Rules(Rounding.EITHER, 128)
+    rules.write(tmp_path / "rules.json")
+    assert read_rules(tmp_path / "rules.json") == rules
