@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -68,14 +69,19 @@ class SkippingLoop(asyncio.SelectorEventLoop):
 
 
 def open_door(
-    keys: ApiKeys | None, sockets: SocketWriter | None = None, *, logs_requests: bool = False
+    keys: ApiKeys | None,
+    sockets: SocketWriter | None = None,
+    *,
+    logs_requests: bool = False,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[Door]:
     engine = InMemoryEngine()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     streams = Streams(engine, sockets)
     app = build_app(engine, streams, read_description(engine), keys)
-    server = http_server(app, logs_requests=logs_requests)
+    server = http_server(app, logs_requests=logs_requests, tls=tls)
+    scheme = "http" if tls is None else "https"
 
     async def serve() -> None:
         streams.attach(asyncio.get_running_loop())
@@ -89,7 +95,7 @@ def open_door(
 
     thread = threading.Thread(target=run)
     thread.start()
-    yield Door(f"http://127.0.0.1:{port}", engine, port, loop)
+    yield Door(f"{scheme}://127.0.0.1:{port}", engine, port, loop)
     server.should_exit = True
     thread.join()
     engine.close()

@@ -14,6 +14,7 @@ from plait_proto import FAMILIES
 
 from plait.log_settings import LogSettings
 from plait.setting import Setting
+from plait.tls_settings import TlsSettings
 
 DRAFT_TOKENS = 0
 """Speculative tokens of a decode row: no attention backend verifies any yet."""
@@ -536,10 +537,11 @@ class RestartSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
+class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: one field a group of flags
     """Settings of `plait serve`."""
 
     http: HttpSettings = HttpSettings()
+    tls: TlsSettings = TlsSettings()
     model: ModelSettings = ModelSettings()
     pooling: PoolingSettings = PoolingSettings()
     template: TemplateSettings = TemplateSettings()

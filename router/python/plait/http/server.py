@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
@@ -27,20 +28,21 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def http_server(app: FastAPI, *, logs_requests: bool = False) -> HttpServer:
-    """The server of `app`. Give `serve` a listening socket; set `should_exit` to end it."""
-    return HttpServer(
-        uvicorn.Config(
-            cast("ASGIApplication", Identified(app, logs_requests=logs_requests)),
-            http=BoundedHttp,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",  # its warnings are written by clients: rubbish on the socket, upgrades
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=CLOSE_SECONDS,
-        )
+def http_server(app: FastAPI, *, logs_requests: bool = False, tls: ssl.SSLContext | None = None) -> HttpServer:
+    """The server of `app`, over HTTPS with `tls`. Give `serve` a listening socket; set `should_exit` to end it."""
+    config = uvicorn.Config(
+        cast("ASGIApplication", Identified(app, logs_requests=logs_requests)),
+        http=BoundedHttp,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # its warnings are written by clients: rubbish on the socket, upgrades
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
     )
+    config.load()
+    config.ssl = tls
+    return HttpServer(config)

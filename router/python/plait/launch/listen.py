@@ -75,12 +75,13 @@ def _require_keys(given: str, address: str, has_keys: bool) -> None:
         )
 
 
-def url(listener: socket.socket) -> str:
+def url(listener: socket.socket, *, has_tls: bool = False) -> str:
     """The URL for clients on this machine."""
+    scheme = "https" if has_tls else "http"
     host, port = listener.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
         host = "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:

@@ -21,6 +21,7 @@ from plait.http.engine import Description, Status, read_description, read_status
 from plait.http.key_file import KeyFile
 from plait.http.server import http_server
 from plait.http.streams import Streams
+from plait.http.tls import TlsFiles, tls_files
 from plait.launch.engine_start import open_engine, with_sizes, write_config
 from plait.launch.group_place import group_place
 from plait.launch.hash_key import cache_secrets
@@ -53,6 +54,7 @@ def serve(
     """
     key_file = settings.http.api_key_file
     keys = KeyFile(Path(key_file), settings.scheduler.policy) if key_file is not None else None
+    tls = tls_files(settings.tls)
     group = group_place(settings)
     remote = remote_workers(settings)
     set_rank_interface(
@@ -77,7 +79,9 @@ def serve(
         scheduler = settings.scheduler
         say(f"  batches  {scheduler.max_seqs} requests at a time, {scheduler.max_batch_tokens} tokens a step: {reason}")
         if handed is not None:
-            say(f"  note     {url(handed)} is systemd's socket; --host and --port are not read")
+            say(
+                f"  note     {url(handed, has_tls=tls is not None)} is systemd's socket; --host and --port are not read"
+            )
         if note := note_for_ranks(settings, shm_bytes()):
             say(f"  note     {note}")
         engine = stack.enter_context(open_engine(local, settings, run_dir, secrets.hash_key, group, remote))
@@ -86,7 +90,7 @@ def serve(
         if remote is not None:
             say(f"{AWAITED}{config}")
         _allow_connections()
-        service = _Service(engine, description, settings, keys, listener, secrets.salt_key, budget, local.path)
+        service = _Service(engine, description, settings, keys, tls, listener, secrets.salt_key, budget, local.path)
         return uvloop.run(service.run(config))
 
 
@@ -109,6 +113,7 @@ class _Service:
         description: Description,
         settings: ServeSettings,
         keys: KeyFile | None,
+        tls: TlsFiles | None,
         listener: socket.socket,
         salt_key: bytes,
         budget: RestartBudget | None,
@@ -119,11 +124,16 @@ class _Service:
         self._settings = settings
         self._listener = listener
         self._streams = Streams(engine, engine)
-        self._keys = keys
+        self._keys, self._tls = keys, tls
         pooling = settings.pooling.pooling
         self._app = build_app(engine, self._streams, description, keys, settings.http, salt_key, pooling)
         is_heard = settings.process.log_level in ("debug", "info")
-        self._http = http_server(self._app, logs_requests=settings.logs.enable_log_requests and is_heard)
+        self._http = http_server(
+            self._app,
+            logs_requests=settings.logs.enable_log_requests and is_heard,
+            tls=tls.listening() if tls is not None else None,
+        )
+        self._url = url(listener, has_tls=tls is not None)
         self._budget, self._model = budget, model
         self._num_signals = 0
         self._grace_seconds = TERM_SECONDS
@@ -136,19 +146,19 @@ class _Service:
         self._streams.attach(loop)
         supervision = Supervision(self._engine, self._streams, self._settings, config, self._budget, self._model)
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
-        keys = asyncio.create_task(self._keys.watch()) if self._keys is not None else None
+        watches = [asyncio.create_task(files.watch()) for files in (self._keys, self._tls) if files is not None]
         try:
             status = await self._live(supervision)
         finally:
-            if keys is not None:
-                keys.cancel()
+            for watch in watches:
+                watch.cancel()
             await self._end(supervision, http)
         return _exit_code(status, supervision)
 
     async def _live(self, supervision: Supervision) -> Status:
         status = await supervision.wait_for_phase("ready", "draining", "stopped", "failed")
         if status.phase == "ready":
-            print_startup_summary(self._description, status, self._settings, url(self._listener))
+            print_startup_summary(self._description, status, self._settings, self._url)
         return await supervision.live()
 
     async def _end(self, supervision: Supervision, http: asyncio.Task[None]) -> None:
