@@ -45,7 +45,7 @@ def all_flags() -> list[str]:
 SETTINGS = """
     host port api-key-file served-model-name enable-prompt-tokens-details trust-user-field
     metrics-without-key
-    ssl-certfile ssl-keyfile ssl-ca-certs
+    ssl-certfile ssl-keyfile ssl-ca-certs uds root-path allowed-origins
     dtype quantization load-format pooling chat-template chat-template-kwargs
     tool-parser reasoning-parser enable-auto-tool-choice
     device attention-backend cuda-graphs cuda-graph-max-bs custom-all-reduce

@@ -13,6 +13,7 @@ from msgspec import Meta
 from plait_proto import FAMILIES
 
 from plait.log_settings import LogSettings
+from plait.proxy_settings import ProxySettings
 from plait.setting import Setting
 from plait.tls_settings import TlsSettings
 
@@ -542,6 +543,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: one f
 
     http: HttpSettings = HttpSettings()
     tls: TlsSettings = TlsSettings()
+    proxy: ProxySettings = ProxySettings()
     model: ModelSettings = ModelSettings()
     pooling: PoolingSettings = PoolingSettings()
     template: TemplateSettings = TemplateSettings()

@@ -23,7 +23,9 @@ from plait.http.identity import RANDOM_KEY
 from plait.http.key_file import KeyFile, with_key_metrics
 from plait.http.messages import read_message
 from plait.http.openapi import add_generate_routes
+from plait.http.origins import AllowOrigins
 from plait.http.responses import read_response
+from plait.http.root_path import TakeRootPath
 from plait.http.streams import Streams
 from plait.http.text_calls import (
     InfoRoute,
@@ -35,6 +37,7 @@ from plait.http.text_calls import (
 )
 from plait.http.text_calls import Reader as TextReader
 from plait.http.validate import read_chat, read_completion
+from plait.proxy_settings import ProxySettings
 from plait.settings import HttpSettings, Pooling
 from plait.version import version
 
@@ -51,6 +54,7 @@ TEXT_CALLS: dict[str, TextReader] = {
     f"{MESSAGES_PATH}/count_tokens": count_message,
 }
 _DEFAULTS = HttpSettings()
+_NO_PROXY = ProxySettings()
 METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
@@ -74,6 +78,7 @@ def build_app(
     http: HttpSettings = _DEFAULTS,
     salt_key: bytes = RANDOM_KEY,
     pooling: Pooling = "last",
+    proxy: ProxySettings = _NO_PROXY,
 ) -> FastAPI:
     """The app that serves `engine`; with `keys`, every path but `/health` and `/ready` needs one, unless
     `http` opens `/metrics`.
@@ -82,7 +87,12 @@ def build_app(
     `/ready` answers 503.
     """
     app = FastAPI(
-        title="Plait", docs_url=None, redoc_url=None, middleware=_authentication(keys, http), redirect_slashes=False
+        title="Plait",
+        docs_url=None,
+        redoc_url=None,
+        middleware=[*_of_proxies(proxy), *_authentication(keys, http)],
+        redirect_slashes=False,
+        servers=[{"url": proxy.root_path}] if proxy.root_path is not None else None,
     )
     app.state.is_leaving = False
     names = http.served_model_name or (description.model_id,)
@@ -101,6 +111,12 @@ def build_app(
     _add_error_shapes(app)
     add_generate_routes(app)
     return app
+
+
+def _of_proxies(proxy: ProxySettings) -> list[Middleware]:
+    """Before authentication: preflights have no key, and a key is asked for by the API's own paths."""
+    root = [Middleware(TakeRootPath, root=proxy.root_path)] if proxy.root_path is not None else []
+    return root + ([Middleware(AllowOrigins, origins=proxy.allowed_origins)] if proxy.allowed_origins else [])
 
 
 def _authentication(keys: Admits | None, http: HttpSettings) -> list[Middleware]:

@@ -36,6 +36,11 @@ ERRORS = {
         "The body is malformed, a value is out of range, or a field is not supported.",
     ),
     401: ErrorKind("authentication_error", ("invalid_api_key",), "The API key is missing or wrong."),
+    403: ErrorKind(
+        "permission_error",
+        ("origin_not_allowed",),
+        "A web page asks whose origin is not in --allowed-origins.",
+    ),
     404: ErrorKind(_INVALID, ("model_not_found",), "The model or the path does not exist."),
     405: ErrorKind(_INVALID, (), "The path does not take this method."),
     408: ErrorKind(_INVALID, (), "Headers or body did not arrive in time."),
@@ -87,6 +92,7 @@ MESSAGES_PATH = "/v1/messages"
 _ANTHROPIC = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",

@@ -11,6 +11,8 @@ from collections.abc import Mapping, MutableMapping
 from plait.errors import SettingsError
 
 BACKLOG = 2048
+UNIX = "unix:"
+"""Begins the ready line's address of such a socket; its absolute path follows."""
 FIRST_FD = 3
 """The file descriptor of the first socket that systemd hands over (sd_listen_fds)."""
 
@@ -77,6 +79,8 @@ def _require_keys(given: str, address: str, has_keys: bool) -> None:
 
 def url(listener: socket.socket, *, has_tls: bool = False) -> str:
     """The URL for clients on this machine."""
+    if listener.family == socket.AF_UNIX:
+        return f"{UNIX}{listener.getsockname()}"
     scheme = "https" if has_tls else "http"
     host, port = listener.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:

@@ -8,7 +8,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 import uvloop
@@ -26,6 +26,7 @@ from plait.launch.engine_start import open_engine, with_sizes, write_config
 from plait.launch.group_place import group_place
 from plait.launch.hash_key import cache_secrets
 from plait.launch.listen import handed_over, listen, url
+from plait.launch.listen_unix import listen_unix
 from plait.launch.rank_interface import set_rank_interface
 from plait.launch.recovery import restart_budget
 from plait.launch.remote_ranks import AWAITED, remote_workers
@@ -66,9 +67,7 @@ def serve(
     secrets = cache_secrets(settings.process.kv_hash_key_file)
     with contextlib.ExitStack() as stack:
         handed = handed_over(environment, has_keys=keys is not None)
-        listener = stack.enter_context(
-            handed or listen(settings.http.host, settings.http.port, has_keys=keys is not None)
-        )
+        listener = stack.enter_context(handed or _listen(settings, has_keys=keys is not None))
         local = find_model(model)
         budget = restart_budget(settings, local.path)
         if budget is not None:
@@ -79,9 +78,8 @@ def serve(
         scheduler = settings.scheduler
         say(f"  batches  {scheduler.max_seqs} requests at a time, {scheduler.max_batch_tokens} tokens a step: {reason}")
         if handed is not None:
-            say(
-                f"  note     {url(handed, has_tls=tls is not None)} is systemd's socket; --host and --port are not read"
-            )
+            address = url(handed, has_tls=tls is not None)
+            say(f"  note     {address} is systemd's socket; --host, --port and --uds are not read")
         if note := note_for_ranks(settings, shm_bytes()):
             say(f"  note     {note}")
         engine = stack.enter_context(open_engine(local, settings, run_dir, secrets.hash_key, group, remote))
@@ -92,6 +90,15 @@ def serve(
         _allow_connections()
         service = _Service(engine, description, settings, keys, tls, listener, secrets.salt_key, budget, local.path)
         return uvloop.run(service.run(config))
+
+
+@contextlib.contextmanager
+def _listen(settings: ServeSettings, *, has_keys: bool) -> Iterator[socket.socket]:
+    """The socket that the settings name."""
+    path = settings.proxy.uds
+    tcp = None if path is not None else listen(settings.http.host, settings.http.port, has_keys=has_keys)
+    with tcp or listen_unix(Path(path or "")) as listener:
+        yield listener
 
 
 def _allow_connections() -> None:
@@ -126,7 +133,9 @@ class _Service:
         self._streams = Streams(engine, engine)
         self._keys, self._tls = keys, tls
         pooling = settings.pooling.pooling
-        self._app = build_app(engine, self._streams, description, keys, settings.http, salt_key, pooling)
+        self._app = build_app(
+            engine, self._streams, description, keys, settings.http, salt_key, pooling, settings.proxy
+        )
         is_heard = settings.process.log_level in ("debug", "info")
         self._http = http_server(
             self._app,

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from plait.http.engine import Description, ReplicaStatus, SlotState, Status
+from plait.launch.listen import UNIX
 from plait.launch.unused_settings import unused_settings
 from plait.output import say
 from plait.settings import ServeSettings
@@ -79,7 +80,8 @@ def _bytes(count: int) -> str:
 def curl_line(url: str, model: str, key_file: str | None) -> str:
     """A shell command that streams a first response."""
     body = {"model": model, "messages": [{"role": "user", "content": "Say hello."}], "temperature": 0, "stream": True}
-    words = ["curl", "-N", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
+    at = ["--unix-socket", url.removeprefix(UNIX), "http://localhost"] if url.startswith(UNIX) else [url]
+    words = ["curl", "-N", *at[:-1], f"{at[-1]}/v1/chat/completions", "-H", "Content-Type: application/json"]
     line = shlex.join([*words, "-d", msgspec.json.encode(body).decode()])
     if key_file is None:
         return line

@@ -31,7 +31,7 @@ MAX_TEXT_BYTES = 64 << 20
 MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".gguf", ".model")
 OF_EACH_NODE = frozenset(
     (
-        *("host", "port", "api_key_file", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs"),
+        *("host", "port", "api_key_file", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "uds"),
         *("kv_hash_key_file", "threads", "text_threads", "log_level", "step_trace"),
     )
 )
