@@ -73,8 +73,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     api_key_file: Annotated[
         str | None,
         Setting(
-            "file with one API key a line, readable by its owner only, read again when it changes; weight=N and "
-            "priority=N may stand after a key",
+            "file with one API key a line, readable by its owner only, read again when it changes; after a key may "
+            "stand name=, weight=, priority=, max_running= and requests_per_minute=",
             unset="no key is needed",
         ),
     ] = None

@@ -24,6 +24,7 @@ from plait.http.key_file import KeyFile, with_key_metrics
 from plait.http.messages import read_message
 from plait.http.openapi import add_generate_routes
 from plait.http.origins import AllowOrigins
+from plait.http.quotas import Quotas
 from plait.http.responses import read_response
 from plait.http.root_path import TakeRootPath
 from plait.http.streams import Streams
@@ -95,9 +96,10 @@ def build_app(
         servers=[{"url": proxy.root_path}] if proxy.root_path is not None else None,
     )
     app.state.is_leaving = False
+    quotas = Quotas()
     names = http.served_model_name or (description.model_id,)
     app.router.routes += [
-        Route(path, GenerateRoute(reader, streams, names, http, salt_key), methods=["POST"])
+        Route(path, GenerateRoute(reader, streams, names, http, salt_key, quotas), methods=["POST"])
         for path, reader in (GENERATING | {"/v1/embeddings": embeddings_reader(pooling)}).items()
     ]
     app.router.routes += [

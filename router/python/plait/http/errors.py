@@ -45,7 +45,11 @@ ERRORS = {
     405: ErrorKind(_INVALID, (), "The path does not take this method."),
     408: ErrorKind(_INVALID, (), "Headers or body did not arrive in time."),
     413: ErrorKind(_INVALID, (), "The body is too large."),
-    429: ErrorKind("rate_limit_error", ("queue_full",), "A queue is full. Retry-After says when to try again."),
+    429: ErrorKind(
+        "rate_limit_error",
+        ("queue_full", "rate_limit_exceeded"),
+        "A queue is full, or the API key is at a bound of its own. Retry-After says when to try again.",
+    ),
     431: ErrorKind(_INVALID, (), "The headers are too large."),
     500: ErrorKind(
         "internal_error",

@@ -14,6 +14,7 @@ from plait.http.connection_limits import SOCKET, AnswerSocket, ClientGoneError, 
 from plait.http.errors import ApiError, Headers, body_for, error_body, error_event, send_error, send_json
 from plait.http.identity import ClientIdentity
 from plait.http.key_terms import KeyTerms
+from plait.http.quotas import OverQuotaError, Quotas
 from plait.http.streams import Data, Failure, Gone, Stream, Streams
 from plait.settings import HttpSettings
 
@@ -30,13 +31,20 @@ class GenerateRoute:
     """ASGI app of one route: reads a body with `reader`, submits it, writes what the engine sends."""
 
     def __init__(
-        self, reader: Reader, streams: Streams, served: ServedNames, http: HttpSettings, salt_key: bytes
+        self,
+        reader: Reader,
+        streams: Streams,
+        served: ServedNames,
+        http: HttpSettings,
+        salt_key: bytes,
+        quotas: Quotas,
     ) -> None:
         self._http = http
         self._salt_key = salt_key
         self._reader = reader
         self._streams = streams
         self._served = served
+        self._quotas = quotas
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -48,6 +56,13 @@ class GenerateRoute:
             return
         except ClientGoneError:
             return
+        try:
+            with self._quotas.request(scope):
+                await self._answer(request, scope, receive, send)
+        except OverQuotaError as error:
+            await send_error(scope, send, error, error.headers)
+
+    async def _answer(self, request: GenerateRequest, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         socket = _plain_socket(scope) if request.stream else None
         stream = self._streams.open(msgspec.json.encode(request), request.tenant, may_hand_over=socket is not None)

@@ -1,7 +1,7 @@
-"""What the key file grants a key: its weight under fair share, and the best priority that it may ask for.
+"""What the key file grants a key: its share under fair share, the best priority that it may ask for, and its bounds.
 
-A line of the file is a key, then any of `weight=N` and `priority=N`: `sk-1234 weight=4 priority=0`. A line that begins
-with `#` is a comment.
+A line of the file is a key, then its terms in any order: `sk-1234 name=search max_running=8`. A line that begins with
+`#` is a comment.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ TERMS = "plait.key_terms"
 READERS: dict[str, tuple[Policy, ...]] = {"weight": ("fair",), "priority": ("priority", "fair")}
 """The policies that read a term."""
 
+_Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{1,64}\Z")]
+# A time is kept for each request of a minute.
+_Bound = Annotated[int, Meta(ge=1, le=100_000)]
 _I32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 _TERM = re.compile(r"(\w+)=(.*)")
 _COMMENT = re.compile(r"\s#")
@@ -44,8 +47,19 @@ class KeyTerms(msgspec.Struct, frozen=True, kw_only=True):
         terms: KeyTerms = scope.get(TERMS, _DEFAULTS)
         return terms
 
+    name: _Name | None = None
+    """What the log calls the key."""
+    max_running: _Bound | None = None
+    """Its requests under way."""
+    requests_per_minute: _Bound | None = None
+
+    @property
+    def has_bounds(self) -> bool:
+        """Whether its use is counted."""
+        return self.max_running is not None or self.requests_per_minute is not None
+
     def granted(self) -> Iterator[str]:
-        """The names of the terms that are not the defaults."""
+        """The names of the terms that a policy reads and that are not the defaults."""
         if self.weight != 1:
             yield "weight"
         if self.priority is not None:
@@ -65,28 +79,34 @@ class KeyTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DEFAULTS = KeyTerms()
+NAMES = KeyTerms.__struct_fields__
+_ALLOWED = (
+    "name is 1 to 64 letters, digits and ._-, weight a whole number from 1 to 1000, priority one of 32 bits, and "
+    "max_running and requests_per_minute are from 1 to 100000"
+)
 
 
 def parse_line(line: str) -> tuple[str, KeyTerms]:
     """The key of a line and its terms; raises `ValueError` that says what is wrong."""
-    if line.startswith(tuple(f"{name}=" for name in READERS)):
+    if line.startswith(tuple(f"{name}=" for name in NAMES)):
         raise ValueError(f"`{line}` but no key; write the key before its terms")
     if _COMMENT.search(line):
         raise ValueError("a `#` after a space, which may be a comment or a key's; write comments on lines of their own")
     terms: dict[str, str] = {}
     while len(words := line.rsplit(None, 1)) == 2 and (match := _TERM.fullmatch(words[1])) is not None:
         line, (name, value) = words[0], match.groups()
-        if name not in READERS:
-            raise ValueError(f"`{name}=`, where a key may have {' and '.join(f'`{it}=N`' for it in READERS)} after it")
+        if name not in NAMES:
+            raise ValueError(f"`{name}=`, where a key may have {', '.join(f'`{it}=`' for it in NAMES)} after it")
         if name in terms:
             raise ValueError(f"`{name}` twice; give it once")
         terms[name] = value
     try:
-        # msgspec would take `null` for a number that is not given, which caps no priority.
-        numbers = {name: int(value) if _WHOLE.fullmatch(value) else value for name, value in terms.items()}
-        return line, msgspec.convert(numbers, KeyTerms)
+        return line, msgspec.convert({name: _value(name, text) for name, text in terms.items()}, KeyTerms)
     except msgspec.ValidationError as error:
         given = ", ".join(f"{name}={value}" for name, value in terms.items())
-        raise ValueError(
-            f"`{given}`, where weight is a whole number from 1 to 1000 and priority one of 32 bits; mend or remove it"
-        ) from error
+        raise ValueError(f"`{given}`, where {_ALLOWED}; mend or remove it") from error
+
+
+def _value(name: str, text: str) -> str | int:
+    """msgspec would take `null` for a number that is not given, which caps no priority."""
+    return int(text) if name != "name" and _WHOLE.fullmatch(text) else text

@@ -10,6 +10,7 @@ from datetime import datetime
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.http.identity import KEY
+from plait.http.key_terms import KeyTerms
 from plait.http.request_ids import NAME, request_id
 from plait.output import forward_to_stderr
 
@@ -58,10 +59,10 @@ class _Answer:
         await self._send(message)
 
     def line(self, scope: Scope) -> str:
-        """What the log says: no body, no query, no key. `key` is the beginning of the key's SHA-256."""
+        """What the log says: no body, no query, no key. `key` is the key's name, or the beginning of its SHA-256."""
         now = datetime.now().strftime("%Y-%m-%d %H:%M:%S,%f")[:-3]
         head = "-" if self._head_after is None else f"{self._head_after:.3f}"
-        key = hashlib.sha256(scope[KEY]).hexdigest()[:8] if KEY in scope else "-"
+        key = KeyTerms.of(scope).name or (hashlib.sha256(scope[KEY]).hexdigest()[:8] if KEY in scope else "-")
         return (
             f"{now} INFO http: request_id={self._request.decode()} method={scope['method']} "
             f"path={json.dumps(scope['path'][:_MAX_PATH_CHARACTERS])} status={self._status or '-'} "

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from plait.http.engine import Description, ReplicaStatus, SlotState, Status
+from plait.http.key_terms import NAMES
 from plait.launch.listen import UNIX
 from plait.launch.unused_settings import unused_settings
 from plait.output import say
@@ -85,5 +86,5 @@ def curl_line(url: str, model: str, key_file: str | None) -> str:
     line = shlex.join([*words, "-d", msgspec.json.encode(body).decode()])
     if key_file is None:
         return line
-    first_key = f"sed -E 's/[[:space:]]+(weight|priority)=.*//;q' {shlex.quote(str(Path(key_file).absolute()))}"
+    first_key = f"sed -E 's/[[:space:]]+({'|'.join(NAMES)})=.*//;q' {shlex.quote(str(Path(key_file).absolute()))}"
     return f'{line} -H "Authorization: Bearer $({first_key})"'
