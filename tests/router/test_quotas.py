@@ -77,6 +77,39 @@ def test_retry_after_follows_from_how_long_requests_take(quotas: Quotas, clock: 
     assert retry_after(error.value) == 10
 
 
+def test_a_minute_with_too_many_tokens_lets_none_begin(quotas: Quotas, clock: Clock) -> None:
+    scope = holder("a", KeyTerms(tokens_per_minute=100))
+    for num in (60, 30, 15):
+        with quotas.request(scope) as on_used:
+            assert on_used is not None
+            on_used(num)
+        clock.now += 10
+    said = "took 105 tokens, where tokens_per_minute=100 is its bound"
+    with pytest.raises(OverQuotaError, match=said) as error, quotas.request(scope):
+        pass
+    assert retry_after(error.value) == 30, "the first 60 leave the minute then"
+    clock.now += 29.5
+    with pytest.raises(OverQuotaError), quotas.request(scope):
+        pass
+    clock.now += 0.5
+    with quotas.request(scope):
+        pass
+
+
+def test_tokens_of_many_short_requests_are_all_counted(quotas: Quotas, clock: Clock) -> None:
+    scope = holder("a", KeyTerms(tokens_per_minute=1000))
+    for _ in range(999):
+        with quotas.request(scope) as on_used:
+            assert on_used is not None
+            on_used(1)
+        clock.now += 0.01
+    with quotas.request(scope) as on_used:
+        assert on_used is not None
+        on_used(1)
+    with pytest.raises(OverQuotaError), quotas.request(scope):
+        pass
+
+
 def test_a_request_that_fails_is_under_way_no_longer(quotas: Quotas) -> None:
     scope = holder("a", KeyTerms(max_running=1))
     for _ in range(2):
@@ -112,6 +145,7 @@ def test_a_line_gives_name_and_bounds() -> None:
         "max_running=0",
         "requests_per_minute=0",
         "requests_per_minute=100001",
+        "tokens_per_minute=0",
         "max_running=-1",
         "max_running=1.5",
         "name=",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -141,3 +142,26 @@ def test_a_client_that_the_engine_finds_too_slow_reads_why(engine: InMemoryEngin
         assert len(streams) == 0
 
     asyncio.run(story())
+
+
+def used(stream: int, num_tokens: int) -> bytes:
+    return record(stream, num_tokens.to_bytes(8, "little"), 16)
+
+
+def test_tokens_are_told_once_whether_a_stream_ends_fails_or_is_left() -> None:
+    engine = InMemoryEngine()
+    streams = Streams(engine)
+    told: list[tuple[str, int]] = []
+    names = ("ended", "failed", "left", "refused")
+
+    def tell(name: str, num_tokens: int) -> None:
+        told.append((name, num_tokens))
+
+    ids = {name: streams.open(b"{}", on_used=partial(tell, name)) for name in names}
+    ids["left"].close()
+    engine.send(record(ids["ended"].id, b"{}", LAST), used(ids["ended"].id, 5), used(ids["ended"].id, 6))
+    engine.send(used(ids["failed"].id, 3), failure(ids["failed"].id, 500, b"{}"))
+    engine.send(used(ids["left"].id, 2), failure(ids["refused"].id, 429, b"{}"), used(ids["refused"].id, 9))
+    streams.dispatch()
+    assert told == [("ended", 5), ("failed", 3), ("left", 2)]
+    engine.close()

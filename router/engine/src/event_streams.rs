@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown};
 
 use crate::clock::since;
-use crate::output_queue::{GONE, LAST, Record, StreamId, TOO_SLOW, append_record};
+use crate::output_queue::{GONE, LAST, Record, StreamId, TOO_SLOW, USED, append_record};
 use crate::writable::Writable;
 
 /// How far a stream has come.
@@ -132,6 +132,10 @@ impl EventStreams {
 
     /// Takes a record.
     pub fn take(&mut self, record: &Record<'_>) {
+        if record.flags & USED != 0 {
+            self.for_python.extend_from_slice(record.packed);
+            return;
+        }
         let Some(open) = self.streams.get_mut(&record.stream) else {
             self.for_python.extend_from_slice(record.packed);
             return;

@@ -57,7 +57,7 @@ mod writable;
 
 pub use clock::{Clock, SystemClock};
 pub use engine::{Engine, StartError};
-pub use output_queue::{ERROR, GONE, LAST, StreamId, TOO_SLOW};
+pub use output_queue::{ERROR, GONE, LAST, StreamId, TOO_SLOW, USED};
 pub use settings::{EngineSettings, GroupKeys, GroupMembership, LogLevel, SettingsProblem};
 pub use timeouts::Timeouts;
 pub use wakeup::Wakeup;

@@ -171,10 +171,11 @@ impl Output {
                 (is_told, if is_told { LAST } else { 0 })
             })
         });
+        // An error is the last record of its stream, of use too.
+        self.forget(stream);
         if !is_told {
             output_queue::append_error(&mut self.records, stream, error);
         }
-        self.forget(stream);
     }
 
     fn write(&mut self, event: StreamEvent) {
@@ -285,6 +286,7 @@ impl Output {
         let Some(OpenResponse { response, .. }) = self.streams.remove(&stream) else {
             return;
         };
+        output_queue::append_used(&mut self.records, stream, response.num_tokens());
         if response.defers_body() {
             // The thread that writes bodies ends after this one.
             let _sent = self.bodies.send(EndedResponse { stream, response });
@@ -292,12 +294,11 @@ impl Output {
     }
 
     fn forget(&mut self, stream: StreamId) {
-        for request in self
-            .streams
-            .remove(&stream)
-            .into_iter()
-            .flat_map(|open| open.requests)
-        {
+        let Some(OpenResponse { response, requests }) = self.streams.remove(&stream) else {
+            return;
+        };
+        output_queue::append_used(&mut self.records, stream, response.num_tokens());
+        for request in requests {
             self.choices.remove(&request);
         }
     }

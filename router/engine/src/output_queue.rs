@@ -21,6 +21,9 @@ pub const ERROR: u8 = 2;
 pub const TOO_SLOW: u8 = 4;
 /// Record flag: the client is gone.
 pub const GONE: u8 = 8;
+/// Record flag: the payload is a u64, the stream's tokens, those of its prompts and its output. It comes once a stream
+/// that began to be served has ended, in whatever way: before an error record, around any other last one.
+pub const USED: u8 = 16;
 
 /// Bytes of a record before its payload: stream, flags, length.
 const HEADER_BYTES: usize = 8 + 1 + 4;
@@ -118,7 +121,7 @@ impl OutputQueue {
 pub struct Record<'a> {
     /// Whose.
     pub stream: StreamId,
-    /// [`LAST`], [`ERROR`], [`TOO_SLOW`], [`GONE`].
+    /// [`LAST`], [`ERROR`], [`TOO_SLOW`], [`GONE`], [`USED`].
     pub flags: u8,
     /// Bytes for the client, or an error.
     pub payload: &'a [u8],
@@ -171,6 +174,14 @@ pub fn append_error(records: &mut Vec<u8>, stream: StreamId, error: &ApiError) {
     append_record(records, stream, |payload| {
         error.write_record(payload);
         ((), LAST | ERROR)
+    });
+}
+
+/// Appends the record of how many tokens a stream has taken.
+pub fn append_used(records: &mut Vec<u8>, stream: StreamId, num_tokens: u64) {
+    append_record(records, stream, |payload| {
+        payload.extend_from_slice(&num_tokens.to_le_bytes());
+        ((), USED)
     });
 }
 

@@ -127,6 +127,12 @@ impl ResponseWriter {
         self.renderer.write_failure(error, out)
     }
 
+    /// Tokens of the prompts, and of the output so far.
+    pub fn num_tokens(&self) -> u64 {
+        let counts = self.choices.counts(&self.context);
+        counts.num_prompt + counts.num_output
+    }
+
     /// What became of a choice's tool calls so far.
     pub fn call_counts(&self, choice: usize) -> CallCounts {
         self.choices.get(choice).calls.counts

@@ -74,7 +74,8 @@ class Engine:
         Generation pauses while over 64 MiB wait here. The caller bounds the backlog of a slow client.
 
         A record is u64 stream, u8 flags, u32 length, payload. Flags: 1 last of its stream, 2 error, 4 the client reads
-        too slowly, 8 it is gone (both without payload, of streams that were handed over). The payload of an error is
+        too slowly, 8 it is gone (both without payload, of streams that were handed over), 16 tokens used: of a stream
+        that has ended after its request began to be served, in whatever way, as u64. The payload of an error is
         u16 HTTP status, u16 Retry-After in seconds (0: none), and a JSON body. Any other payload is SSE bytes, or one
         whole JSON body.
         """

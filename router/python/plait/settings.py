@@ -74,7 +74,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Setting(
             "file with one API key a line, readable by its owner only, read again when it changes; after a key may "
-            "stand name=, weight=, priority=, max_running= and requests_per_minute=",
+            "stand name=, weight=, priority=, max_running=, requests_per_minute= and tokens_per_minute=",
             unset="no key is needed",
         ),
     ] = None

@@ -91,6 +91,16 @@ fn python_writes_the_first_and_the_last_record_and_the_socket_gets_the_rest() {
 }
 
 #[test]
+fn a_record_of_use_goes_to_python_and_never_to_the_socket() {
+    let mut begun = Begun::new(1000);
+    begun.hand_over();
+    begun.take(USED, "8 bytes.");
+    begun.streams.send(START);
+    assert_eq!(begun.for_python(), packed(USED, "8 bytes."));
+    assert_eq!(begun.read(), "");
+}
+
+#[test]
 fn records_wait_in_their_order_for_the_socket() {
     let mut begun = Begun::new(1000);
     for text in ["a", "b"] {

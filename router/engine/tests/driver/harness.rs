@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use plait_core::{PageSettings, Policy, SchedulerSettings};
-use plait_engine::{Clock, ERROR, Engine, LAST, SystemClock, Timeouts};
+use plait_engine::{Clock, ERROR, Engine, LAST, SystemClock, Timeouts, USED};
 use plait_proto::Fingerprint;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -27,6 +27,8 @@ pub struct Answer {
     pub is_over: bool,
     /// HTTP status and Retry-After.
     pub error: Option<(u16, u16)>,
+    /// Tokens of prompts and output, once they were told.
+    pub num_used: Option<u64>,
 }
 
 impl Answer {
@@ -354,6 +356,11 @@ impl Harness {
             .unwrap()
     }
 
+    /// The tokens of a stream that has ended, once they were told.
+    pub fn num_used(&self, stream: u64) -> Option<u64> {
+        self.answers.get(&stream)?.num_used
+    }
+
     fn take(&mut self) {
         let taken = self.engine.take();
         let mut records = taken.as_slice();
@@ -365,7 +372,7 @@ impl Harness {
             let stream = u64::from_le_bytes(*stream);
             let answer = self.answers.entry(stream).or_default();
             answer.add(*flags, payload);
-            if answer.is_over {
+            if flags & LAST != 0 {
                 self.ended.push(stream);
             }
         }
@@ -374,6 +381,12 @@ impl Harness {
 
 impl Answer {
     fn add(&mut self, flags: u8, payload: &[u8]) {
+        if flags & USED != 0 {
+            let num_tokens = u64::from_le_bytes(payload.try_into().unwrap());
+            let before = self.num_used.replace(num_tokens);
+            assert!(before.is_none(), "tokens were told twice");
+            return;
+        }
         assert!(!self.is_over, "a record came after the last");
         self.is_over = flags & LAST != 0;
         if flags & ERROR == 0 {

@@ -71,6 +71,29 @@ fn several_prompts_are_choices_of_one_stream() {
 }
 
 #[test]
+fn the_tokens_of_a_stream_are_told_at_its_end() {
+    let mut harness = Harness::ready(&json!({}), |_| {});
+    let prompts = json!({"prompts": ["abc", [120, 121]], "max_tokens": 4});
+    harness.submit(1, "", &prompts);
+    harness.wait_until("its tokens are told", |harness| {
+        harness.num_used(1) == Some(3 + 2 + 2 * 4)
+    });
+}
+
+#[test]
+fn the_tokens_of_a_stream_are_told_when_its_client_leaves() {
+    let mut harness = Harness::ready(&json!({}), |_| {});
+    harness.submit(1, "abc", &json!({"max_tokens": 400}));
+    harness.wait_until("it decodes", |harness| {
+        harness.metric("plait_generated_tokens_total") >= 2.0
+    });
+    harness.engine.abort(1);
+    harness.wait_until("its tokens are told", |harness| {
+        harness.num_used(1).is_some_and(|num| num > 3)
+    });
+}
+
+#[test]
 fn a_stop_string_ends_the_request_on_the_device_too() {
     let mut harness = Harness::ready(&json!({}), |_| {});
     harness.submit(1, "abc", &json!({"max_tokens": 400, "stop": ["gh"]}));

@@ -15,7 +15,7 @@ from plait.http.errors import ApiError, Headers, body_for, error_body, error_eve
 from plait.http.identity import ClientIdentity
 from plait.http.key_terms import KeyTerms
 from plait.http.quotas import OverQuotaError, Quotas
-from plait.http.streams import Data, Failure, Gone, Stream, Streams
+from plait.http.streams import Data, Failure, Gone, OnUsed, Stream, Streams
 from plait.settings import HttpSettings
 
 Reader = Callable[[bytes, ServedNames, ClientIdentity], GenerateRequest]
@@ -57,15 +57,19 @@ class GenerateRoute:
         except ClientGoneError:
             return
         try:
-            with self._quotas.request(scope):
-                await self._answer(request, scope, receive, send)
+            with self._quotas.request(scope) as on_used:
+                await self._answer(request, scope, receive, send, on_used)
         except OverQuotaError as error:
             await send_error(scope, send, error, error.headers)
 
-    async def _answer(self, request: GenerateRequest, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(
+        self, request: GenerateRequest, scope: Scope, receive: Receive, send: Send, on_used: OnUsed | None
+    ) -> None:
         path: str = scope["path"]
         socket = _plain_socket(scope) if request.stream else None
-        stream = self._streams.open(msgspec.json.encode(request), request.tenant, may_hand_over=socket is not None)
+        stream = self._streams.open(
+            msgspec.json.encode(request), request.tenant, may_hand_over=socket is not None, on_used=on_used
+        )
         watch = asyncio.create_task(leave_with_client(receive, stream))
         try:
             if request.stream:

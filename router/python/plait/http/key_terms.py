@@ -27,6 +27,7 @@ READERS: dict[str, tuple[Policy, ...]] = {"weight": ("fair",), "priority": ("pri
 _Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{1,64}\Z")]
 # A time is kept for each request of a minute.
 _Bound = Annotated[int, Meta(ge=1, le=100_000)]
+_TokenBound = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 _I32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 _TERM = re.compile(r"(\w+)=(.*)")
 _COMMENT = re.compile(r"\s#")
@@ -52,11 +53,14 @@ class KeyTerms(msgspec.Struct, frozen=True, kw_only=True):
     max_running: _Bound | None = None
     """Its requests under way."""
     requests_per_minute: _Bound | None = None
+    tokens_per_minute: _TokenBound | None = None
+    """Of prompts and outputs."""
 
     @property
     def has_bounds(self) -> bool:
         """Whether its use is counted."""
-        return self.max_running is not None or self.requests_per_minute is not None
+        bounds = (self.max_running, self.requests_per_minute, self.tokens_per_minute)
+        return any(bound is not None for bound in bounds)
 
     def granted(self) -> Iterator[str]:
         """The names of the terms that a policy reads and that are not the defaults."""
@@ -81,8 +85,8 @@ class KeyTerms(msgspec.Struct, frozen=True, kw_only=True):
 _DEFAULTS = KeyTerms()
 NAMES = KeyTerms.__struct_fields__
 _ALLOWED = (
-    "name is 1 to 64 letters, digits and ._-, weight a whole number from 1 to 1000, priority one of 32 bits, and "
-    "max_running and requests_per_minute are from 1 to 100000"
+    "name is 1 to 64 letters, digits and ._-, weight a whole number from 1 to 1000, priority one of 32 bits, "
+    "max_running and requests_per_minute are from 1 to 100000, and tokens_per_minute is from 1 to 1000000000"
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -27,6 +27,13 @@ _LAST = 1
 _ERROR = 2
 _TOO_SLOW = 4
 _GONE = 8
+_USED = 16
+_TOKENS = struct.Struct("<Q")
+MAX_UNSETTLED = 4096
+"""Streams that were left before their end, and whose tokens may still be told."""
+
+OnUsed = Callable[[int], None]
+"""Takes the tokens of a stream that has ended: those of its prompts and its output."""
 
 
 class Data(msgspec.Struct, frozen=True):
@@ -50,11 +57,17 @@ class Gone(msgspec.Struct, frozen=True):
     """The client has left."""
 
 
+class Used(msgspec.Struct, frozen=True):
+    """How many tokens a stream took that has ended."""
+
+    num_tokens: int
+
+
 class Record(msgspec.Struct, frozen=True):
     """One of the engine's records."""
 
     stream: int
-    part: Data | Failure | Gone
+    part: Data | Failure | Gone | Used
 
 
 SLOW_CLIENT = Failure(
@@ -74,7 +87,9 @@ def parse_records(packed: bytes) -> Iterator[Record]:
         offset += length
 
 
-def _parse_record(flags: int, payload: bytes) -> Data | Failure | Gone:
+def _parse_record(flags: int, payload: bytes) -> Data | Failure | Gone | Used:
+    if flags & _USED:
+        return Used(*_TOKENS.unpack(payload))
     if flags & _GONE:
         return Gone()
     if flags & _TOO_SLOW:
@@ -175,6 +190,10 @@ class Streams:
         self._engine = engine
         self._sockets = sockets
         self._open: dict[int, Stream] = {}
+        self._awaited: dict[int, OnUsed] = {}
+        """Who is told of an open stream's tokens."""
+        self._left: dict[int, OnUsed] = {}
+        """The same of streams that were closed before their end."""
         self._next_id = 1
 
     def __len__(self) -> int:
@@ -188,12 +207,19 @@ class Streams:
     def detach(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.remove_reader(self._engine.event_fd)
 
-    def open(self, request: bytes, tenant: int = 0, *, may_hand_over: bool = False) -> Stream:
-        """Submit a request (`GenerateRequest` as JSON). `may_hand_over`: it asks for an event stream, on a socket."""
+    def open(
+        self, request: bytes, tenant: int = 0, *, may_hand_over: bool = False, on_used: OnUsed | None = None
+    ) -> Stream:
+        """Submit a request (`GenerateRequest` as JSON). `may_hand_over`: it asks for an event stream, on a socket.
+
+        `on_used` is called once the request has ended, if the engine began to serve it.
+        """
         sockets = self._sockets if may_hand_over else None
         stream = self._add(is_announced=sockets is not None)
         if sockets is not None:
             sockets.announce(stream.id, MAX_BACKLOG_BYTES)
+        if on_used is not None:
+            self._awaited[stream.id] = on_used
         self._engine.submit(stream.id, tenant, request)
         return stream
 
@@ -212,9 +238,19 @@ class Streams:
     def dispatch(self) -> None:
         """Hand out everything that the engine has; records of streams that were closed are dropped."""
         for record in parse_records(self._engine.take()):
+            if isinstance(record.part, Used):
+                self._settle(record.stream, record.part.num_tokens)
+                continue
+            if isinstance(record.part, Failure):
+                self._settle(record.stream, 0)
             stream = self._open.get(record.stream)
             if stream is not None and not stream.push(record.part):
                 self._open.pop(record.stream, None)
+
+    def _settle(self, stream: int, num_tokens: int) -> None:
+        on_used = self._awaited.pop(stream, None) or self._left.pop(stream, None)
+        if on_used is not None and num_tokens:
+            on_used(num_tokens)
 
     def comment(self) -> None:
         """Write a comment to every event stream that has begun, so that nobody takes the connection for dead."""
@@ -234,6 +270,10 @@ class Streams:
 
     def close(self, stream: int) -> None:
         """Forget a stream; aborts the request if the engine has not ended it."""
+        if (on_used := self._awaited.pop(stream, None)) is not None:
+            self._left[stream] = on_used
+            if len(self._left) > MAX_UNSETTLED:  # the engine never began to serve the oldest ones
+                self._left.pop(next(iter(self._left)))
         if self._open.pop(stream, None) is not None:
             self._engine.abort(stream)
             if self._sockets is not None:
