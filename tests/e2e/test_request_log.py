@@ -1,4 +1,4 @@
-"""`--enable-log-requests` on a running server."""
+"""`--enable-log-requests` on a running server, from its `--config` file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from plait_testing.running_server import start_server
 
 def test_the_log_has_a_line_with_the_id_of_each_request(check_models: Path, tmp_path: Path) -> None:
     model = check_models / "recall-gqa"
-    server = start_server(tmp_path / "log", model, "--threads", "1", "--enable-log-requests")
+    config = tmp_path / "plait.toml"
+    config.write_text("threads = 1\nenable-log-requests = true\n")
+    server = start_server(tmp_path / "log", model, "--config", str(config))
     try:
         asked = {"model": "recall-gqa", "prompt": "count 1 9", "max_tokens": 4}
         answers = [

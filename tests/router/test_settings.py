@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from plait.batch_sizes import check_chunk, with_batch_sizes
 from plait.check_settings import check_model_is_named
 from plait.errors import SettingsError
 from plait.flags import Parser, add_flags, flags, read_settings
+from plait.flags_of_others import STAND_INS
 from plait.kernels import KernelsSettings
 from plait.launch.worker_config import worker_config
 from plait.nvidia import has_nvidia_gpu
@@ -311,7 +313,9 @@ def test_a_chunk_that_no_step_holds_is_refused() -> None:
         (["--ports=1"], "did you mean --port?"),
         (["--no-mix"], "did you mean --no-mixed?"),
         (["--frobnicate"], "see `plait serve --help`"),
-        (["--pp", "2"], "unknown setting '--pp'"),
+        (["--pp", "2"], "unknown setting '--pp'; there is no pipeline parallelism; --tp"),
+        (["--model", "folder"], "unknown setting '--model'; name the model by itself: plait serve MODEL"),
+        (["--swap_space=4"], "unknown setting '--swap_space'; preempted requests are computed anew"),
         (["a", "b"], "unknown argument 'b'"),
     ],
 )
@@ -320,6 +324,14 @@ def test_unknown_flags_are_refused_with_the_nearest_name(
 ) -> None:
     assert cli.run(["serve", *words]) == ExitCode.SETTINGS
     assert hint in capsys.readouterr().err
+
+
+def test_a_flag_of_another_server_is_none_of_ours() -> None:
+    known = {name for parser in cli.build_arg_parsers()[1].values() for name in parser._option_string_actions}
+    of_serve = set(cli.build_arg_parsers()[1]["serve"]._option_string_actions)
+    assert of_serve.isdisjoint(STAND_INS)
+    for flag, stand_in in STAND_INS.items():
+        assert set(re.findall(r"--[a-z][a-z-]*", stand_in)) <= known, flag
 
 
 @pytest.mark.parametrize("words", [[], ["bake"], ["serve", "--port"]])

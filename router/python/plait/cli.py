@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from plait.bench.cli import add_commands, bench
 from plait.check_settings import check_model_is_named, check_settings
+from plait.config_file import add_config, apply_config
 from plait.errors import ADVICE, DONE, SettingsError, StartError
 from plait.flags import Parser, add_flags, name_as_typed, read_settings, reject_unknown
 from plait.kernels import ACTIONS, KernelsSettings, run_kernels
@@ -77,6 +78,7 @@ def build_arg_parsers() -> tuple[Parser, dict[str, Parser]]:
     serve.add_argument(
         "model", metavar="MODEL", nargs="?", help="folder, GGUF file or hub id (default: the demo model)"
     )
+    add_config(serve)
     add_flags(serve, ServeSettings)
     made = nodes.add_commands(commands)
     chat = commands.add_parser("chat", help="talk to a running server", allow_abbrev=False)
@@ -105,6 +107,7 @@ def build_arg_parsers() -> tuple[Parser, dict[str, Parser]]:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    apply_config(args, ServeSettings)
     settings = read_settings(args, ServeSettings)
     check_settings(settings)
     check_model_is_named(args.model, settings.http.served_model_name or ())

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from plait.errors import SettingsError
+from plait.flags_of_others import STAND_INS
 from plait.setting import Setting
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -145,10 +146,11 @@ def read_settings(args: argparse.Namespace, components: type[S]) -> S:
 
 def _read_component(given: dict[str, object], defaults: S) -> S:
     named = [flag for flag in flags(type(defaults)) if flag.field in given]
-    return msgspec.structs.replace(defaults, **{flag.field: _convert(flag, given[flag.field]) for flag in named})
+    return msgspec.structs.replace(defaults, **{flag.field: convert(flag, given[flag.field]) for flag in named})
 
 
-def _convert(flag: Flag, raw: object) -> object:
+def convert(flag: Flag, raw: object) -> object:
+    """A value as its setting has it; raises `SettingsError` with what is allowed."""
     try:
         return msgspec.convert(raw, type=flag.target, strict=False)
     except msgspec.ValidationError:
@@ -158,16 +160,21 @@ def _convert(flag: Flag, raw: object) -> object:
 
 
 def reject_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
-    """Raise `SettingsError` for unknown arguments, with the nearest flag that exists."""
+    """Raise `SettingsError` for unknown arguments: what stands in for another server's flag, or the nearest of ours."""
     if not unknown:
         return
     word = unknown[0].split("=")[0]
     help_text = re.sub(r"-\n\s*", "-", parser.format_help())  # argparse wraps lines at hyphens too
     known = sorted(set(re.findall(r"--[a-z][a-z-]*", help_text)))
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else f"see `{parser.prog} --help`"
+    hint = STAND_INS.get(word.replace("_", "-")) or near_name(word, known, f"see `{parser.prog} --help`")
     what = "setting" if word.startswith("-") else "argument"
     raise SettingsError(f"unknown {what} {word!r}; {hint}")
+
+
+def near_name(word: str, known: list[str], otherwise: str = "docs/settings.md has all names") -> str:
+    """A question after the name of `known` that is nearest to `word`, or `otherwise`."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def name_as_typed(message: str, components: type[msgspec.Struct], words: list[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from plait.check_settings import check_model_is_named
+from plait.config_file import add_config, apply_config
 from plait.errors import DONE, SettingsError
 from plait.flags import Parser, add_flags, read_settings
 from plait.nodes.doctor import DoctorSettings
@@ -23,6 +24,7 @@ def add_commands(commands: Any) -> dict[str, Parser]:
         "launch", help="serve a model on several nodes: run it once on each", allow_abbrev=False
     )
     launch.add_argument("model", metavar="MODEL", nargs="?", help="as for serve; each node reads its own files")
+    add_config(launch)
     add_flags(launch, LaunchSettings)
     doctor = commands.add_parser("doctor", help="check whether this machine is fit to serve", allow_abbrev=False)
     doctor.add_argument("model", metavar="MODEL", nargs="?", help="as for serve")
@@ -54,6 +56,7 @@ def keys(args: argparse.Namespace) -> int:
 
 def launch(args: argparse.Namespace, environment: Environment) -> int:
     """`plait launch [MODEL]`."""
+    apply_config(args, LaunchSettings)
     settings = read_settings(args, LaunchSettings)
     check_model_is_named(args.model, settings.http.served_model_name or ())
     from plait.nodes.launch import launch as run
