@@ -87,7 +87,9 @@ def open_door(
 
     async def serve() -> None:
         streams.attach(asyncio.get_running_loop())
+        comments = asyncio.create_task(streams.hold_lines())
         await server.serve(sockets=[listener])
+        comments.cancel()
 
     loop = SkippingLoop()
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 import httpx
 import pytest
 from plait.http.connection_limits import HEADER_SECONDS, WRITE_SECONDS
-from plait.http.streams import MAX_BACKLOG_BYTES
+from plait.http.streams import COMMENT, COMMENT_SECONDS, MAX_BACKLOG_BYTES
 from plait_testing.front_door import CHAT, Asking, Door, open_door, raw_chat
 from plait_testing.in_memory_engine import GONE, LAST, failure, record
 
@@ -186,3 +186,38 @@ def test_nothing_is_written_between_the_engines_bytes(door: Door, sockets: InMem
                 read += piece
     assert b" 408 " not in read
     sockets.wait_for_release()
+
+
+def test_a_line_on_which_nothing_comes_is_held_with_comments(door: Door, sockets: InMemorySockets) -> None:
+    """By the head of the answer and a comment before its first part, and by the writer thread after it."""
+    asking = Asking(door, stream=True)
+    stream = door.wait_for(1)
+    door.loop.skip(COMMENT_SECONDS)
+    door.engine.send(record(stream, b"data: 1\n\n"))
+    sockets.write(stream, b"data: 2\n\n")
+    door.loop.skip(COMMENT_SECONDS)
+    assert COMMENT in sockets.comments
+    sockets.forget(stream)
+    door.engine.send(record(stream, b"data: [DONE]\n\n", LAST))
+    text = asking.answer().text
+    before, _, rest = text.partition("data: 1")
+    assert before == COMMENT.decode()
+    assert rest == "\n\ndata: 2\n\ndata: [DONE]\n\n"
+
+
+def test_a_failure_after_a_comment_is_an_event_of_the_stream(door: Door) -> None:
+    asking = Asking(door, stream=True)
+    stream = door.wait_for(1)
+    door.loop.skip(COMMENT_SECONDS)
+    door.engine.send(failure(stream, 504, b'{"error": {"message": "late"}}'))
+    answer = asking.answer()
+    assert answer.status_code == 200
+    assert answer.text == COMMENT.decode() + 'data: {"error": {"message": "late"}}\n\n'
+
+
+def test_a_whole_answer_has_no_comments(door: Door) -> None:
+    asking = Asking(door)
+    stream = door.wait_for(1)
+    door.loop.skip(COMMENT_SECONDS)
+    door.engine.send(record(stream, b"{}", LAST))
+    assert asking.answer().content == b"{}"

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plait.http.streams import MAX_BACKLOG_BYTES, Data, Failure, Gone, Streams, parse_records
+from plait.http.streams import COMMENT, MAX_BACKLOG_BYTES, Data, Failure, Gone, Streams, parse_records
 from plait_testing.in_memory_engine import LAST, TOO_SLOW, InMemoryEngine, failure, record
 
 
@@ -123,7 +123,7 @@ def test_a_comment_goes_to_the_event_streams_that_have_begun_and_have_nothing_to
         engine.send(record(busy.id, b"data: 1\n\n"), record(whole.id, b""))
         streams.dispatch()
         streams.comment()
-        assert await begun.next() == Data(b": waiting for workers\n\n", False)
+        assert await begun.next() == Data(COMMENT, False)
         assert await busy.next() == Data(b"data: 1\n\n", False)
         assert await whole.next() == Data(b"", False)
 

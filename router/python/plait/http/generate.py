@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from plait.http.api import GenerateRequest
 from plait.http.body_reader import ServedNames
@@ -15,7 +15,7 @@ from plait.http.errors import ApiError, Headers, body_for, error_body, error_eve
 from plait.http.identity import ClientIdentity
 from plait.http.key_terms import KeyTerms
 from plait.http.quotas import OverQuotaError, Quotas
-from plait.http.streams import Data, Failure, Gone, OnUsed, Stream, Streams
+from plait.http.streams import COMMENT, COMMENT_SECONDS, Data, Failure, Gone, OnUsed, Stream, Streams
 from plait.settings import HttpSettings
 
 Reader = Callable[[bytes, ServedNames, ClientIdentity], GenerateRequest]
@@ -95,11 +95,12 @@ def _plain_socket(scope: Scope) -> AnswerSocket | None:
 
 async def _write_events(path: str, stream: Stream, socket: AnswerSocket | None, send: Send) -> None:
     """An event stream; a failure before its first byte still has its own status."""
-    part = await stream.next()
-    if isinstance(part, Failure):
+    part, has_begun = await _first_part(stream, send)
+    if isinstance(part, Failure) and not has_begun:
         await _write_failure(path, part, send)
         return
-    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    if not has_begun:
+        await send(_stream_head())
     stream.takes_comments = not stream.is_announced
     while isinstance(part, Data):
         await send({"type": "http.response.body", "body": part.payload, "more_body": not part.last})
@@ -108,6 +109,24 @@ async def _write_events(path: str, stream: Stream, socket: AnswerSocket | None, 
         part = await (stream.next() if socket is None or not stream.is_announced else _hand_over(stream, socket))
     if isinstance(part, Failure):
         await send({"type": "http.response.body", "body": error_event(path, part.status, part.body)})
+
+
+def _stream_head() -> Message:
+    return {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS}
+
+
+async def _first_part(stream: Stream, send: Send) -> tuple[Data | Failure | Gone, bool]:
+    """The engine's first part, and whether the stream has begun before it: with comments, so that proxies hold it."""
+    has_begun = False
+    while True:
+        try:
+            async with asyncio.timeout(COMMENT_SECONDS):
+                return await stream.next(), has_begun
+        except TimeoutError:
+            if not has_begun:
+                await send(_stream_head())
+            has_begun = True
+            await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
 
 
 async def _hand_over(stream: Stream, socket: AnswerSocket) -> Data | Failure | Gone:

@@ -19,7 +19,9 @@ from plait.http.errors import error_body
 MAX_BACKLOG_BYTES = 1 << 20
 """Bytes that a stream holds for a slow client; past them the stream is cut off."""
 
-COMMENT = b": waiting for workers\n\n"
+COMMENT = b": waiting\n\n"
+COMMENT_SECONDS = 15.0
+"""How long nothing may come on a line that proxies must hold; many cut it after 30 s or 60 s."""
 
 _RECORD = struct.Struct("<QBI")
 _FAILURE = struct.Struct("<HH")
@@ -258,6 +260,12 @@ class Streams:
             stream.comment()
         if self._sockets is not None:
             self._sockets.comment(COMMENT)
+
+    async def hold_lines(self) -> None:
+        """Comment from time to time, until cancelled."""
+        while True:
+            await asyncio.sleep(COMMENT_SECONDS)
+            self.comment()
 
     def hand_over(self, stream: int, socket: int) -> None:
         """The engine writes to an announced stream's socket from now on."""

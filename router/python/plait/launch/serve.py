@@ -156,6 +156,7 @@ class _Service:
         supervision = Supervision(self._engine, self._streams, self._settings, config, self._budget, self._model)
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         watches = [asyncio.create_task(files.watch()) for files in (self._keys, self._tls) if files is not None]
+        watches.append(asyncio.create_task(self._streams.hold_lines()))
         try:
             status = await self._live(supervision)
         finally:
