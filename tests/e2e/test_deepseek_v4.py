@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from plait_testing.deepseek_v4 import random_v4
+from plait_testing.deepseek_v4 import DENSE, random_v4
 from plait_testing.metrics import read_metrics
 from plait_testing.running_server import Server, StartServer, start_server
 
@@ -39,9 +39,9 @@ WAYS: dict[str, tuple[str, ...]] = {
 class Model:
     """A folder, and transformers' model of it."""
 
-    def __init__(self, folder: Path, tokenizer: Path) -> None:
+    def __init__(self, folder: Path, tokenizer: Path, **changes: Any) -> None:
         self.path = folder
-        self.reference = random_v4("mixed", vocab_size=264, bos_token_id=256, eos_token_id=257)
+        self.reference = random_v4("mixed", vocab_size=264, bos_token_id=256, eos_token_id=257, **changes)
         self.reference.save_pretrained(folder)
         shutil.copyfile(tokenizer / "tokenizer.json", folder / "tokenizer.json")
         config = json.loads((tokenizer / "tokenizer_config.json").read_text())
@@ -161,6 +161,22 @@ def test_a_shared_beginning_is_learnt_by_its_first_miss(
     answers = [ask(cached_server, prompt, 4) for prompt in prompts]
     assert [num_cached(answer) for answer in answers] == [0] * num_misses + [512] * (len(prompts) - num_misses)
     model.check(prompts[-1], output_of(answers[-1]))
+
+
+def test_dense_layers_alone_keep_nothing_in_pages_and_find_prefixes(
+    check_models: Path, tmp_path: Path, server: StartServer
+) -> None:
+    """Their pages take no memory, and are as many as the slots can fill."""
+    dense = Model(tmp_path, check_models / "recall-gqa", layer_types=[DENSE] * 5)
+    flags = ("--max-model-len", "512", "--max-seqs", "2", "--num-snapshots", "8", "--enable-prompt-tokens-details")
+    one = server(dense.path, "--dtype", "float32", *flags)
+    assert one.url, one.errors
+    assert "4 pages of 256 = 1,024 tokens" in one.read_line("memory")
+    prompts = [some_ids(length, length) for length in (1, 17, 130, 300, 300)]
+    answers = [ask(one, prompt) for prompt in prompts]
+    for prompt, answer in zip(prompts, answers, strict=True):
+        dense.check(prompt, output_of(answer))
+    assert [num_cached(answer) for answer in answers] == [0, 0, 0, 0, 256]
 
 
 def test_a_page_that_cuts_entries_is_refused(model: Model, server: StartServer) -> None:

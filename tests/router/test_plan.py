@@ -129,3 +129,10 @@ def test_a_model_that_is_none_is_refused_with_what_to_give(
         path.write_text(text)
     assert cli.run(["plan", str(path)]) == ExitCode.MODEL_FILES
     assert str(path) in capsys.readouterr().err
+
+
+def test_a_model_without_gpu_kernels_is_not_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"architectures": ["DeepseekV4ForCausalLM"]}')
+    assert cli.run(["plan", str(path)]) == ExitCode.SETTINGS
+    assert "--device cpu" in capsys.readouterr().err.splitlines()[-1]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from plait_kernels.kv_cache import UNSCALED
 from plait_proto import ExitCode
+from plait_testing.deepseek_v4 import random_v4
 from plait_worker import kernels_command
 from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.jit.modules import has_fmha_v2
@@ -63,6 +64,14 @@ def test_a_machine_without_a_gpu_is_told_how_to_build_for_one(model: Path) -> No
     last = told.stderr.splitlines()[-1]
     assert last.startswith("plait: hardware error (exit code 3): no NVIDIA GPU is there")
     assert "--arch 9.0" in last
+
+
+def test_a_model_that_no_gpu_runs_has_nothing_to_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random_v4("mixed").save_pretrained(tmp_path)
+    assert run(monkeypatch, tmp_path, "--arch", "9.0") == ExitCode.SETTINGS
+    assert "DeepseekV4ForCausalLM has no GPU kernels" in capsys.readouterr().err
 
 
 def test_without_flashinfer_it_says_what_to_install(

@@ -51,7 +51,14 @@ def _run(arguments: argparse.Namespace) -> None:
     # Which modules are needed does not depend on the scales.
     fp8 = UNSCALED if arguments.kv_cache_dtype == "fp8" else None
     # Every rank has as many heads as the first.
-    specs = attention_specs(_config(arguments.model, arguments.tp), 0, arguments.tp, _dtype(arguments.dtype), fp8)
+    config = _config(arguments.model, arguments.tp)
+    if config.compressed is not None:
+        raise WorkerError(
+            ExitCode.SETTINGS,
+            f"{config.architecture} has no GPU kernels in this version, so there is nothing to build; `plait serve` "
+            "runs it with --device cpu",
+        )
+    specs = attention_specs(config, 0, arguments.tp, _dtype(arguments.dtype), fp8)
     if not has_flashinfer():
         raise WorkerError(
             ExitCode.SETTINGS,

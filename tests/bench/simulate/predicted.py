@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 from plait.bench.result_file import Row, commit, machine, versions
-from plait.settings import PageSettings, SchedulerSettings
+from plait.settings import PAGE_SIZE, PageSettings, SchedulerSettings
 from plait.simulate.command import run
 from plait.simulate.settings import ClusterSettings, LoadSettings, SimulateSettings
 
@@ -31,7 +31,7 @@ PLAIT = (sys.executable, "-m", "plait.cli")
 READY = "Plait is ready: "
 MAX_MODEL_LEN = 2048
 SCHEDULER = SchedulerSettings(max_batch_tokens=2048, max_seqs=64)
-PAGES = PageSettings(num_pages=1024, prefix_cache=False, memory_fraction=0.85)
+PAGES = PageSettings(page_size=PAGE_SIZE, num_pages=1024, prefix_cache=False, memory_fraction=0.85)
 """Of server and simulator alike."""
 LENGTHS = ((32, 512), (16, 96))
 """Shortest and longest prompt, and answer."""
@@ -62,7 +62,7 @@ def write_trace(path: Path, load: Load) -> None:
 def served(records: Path) -> Iterator[str]:
     """A server of the demo model; its address."""
     flags = [f"--max-batch-tokens={SCHEDULER.max_batch_tokens}", f"--max-seqs={SCHEDULER.max_seqs}"]
-    flags += [f"--num-pages={PAGES.num_pages}", f"--max-model-len={MAX_MODEL_LEN}"]
+    flags += [f"--page-size={PAGES.page_size}", f"--num-pages={PAGES.num_pages}", f"--max-model-len={MAX_MODEL_LEN}"]
     flags += ["--no-prefix-cache", f"--step-trace={records}"]
     words = [*PLAIT, "serve", "--port", "0", *flags]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from plait_proto import UNDECODABLE
+from plait_proto import UNDECODABLE, family_of
 
 from plait._router import model_size
 from plait.batch_sizes import ModelSize, kv_copies
-from plait.errors import ModelNotFoundError
+from plait.errors import ModelNotFoundError, SettingsError
 
 _BYTES = 2
 """Of a parameter in the worker's memory: it de-quantises FP8 checkpoints."""
@@ -66,7 +66,7 @@ class PlannedModel:
 def read_model(model: str, scratch: Path) -> tuple[PlannedModel, Path]:
     """The shape of a folder or a `config.json`, and the file in `scratch` by which the simulator reads it.
 
-    Raises `ModelNotFoundError`.
+    Raises `ModelNotFoundError`, and `SettingsError` for a model that no GPU runs.
     """
     path = Path(model).expanduser()
     path = path / "config.json" if path.is_dir() else path
@@ -78,12 +78,23 @@ def read_model(model: str, scratch: Path) -> tuple[PlannedModel, Path]:
     copy = scratch / "config.json"
     try:
         config = _as_loaded(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
+        _check_runs_on_gpus(config)
         copy.write_bytes(msgspec.json.encode(config))
         size = msgspec.json.decode(model_size(str(copy)), type=ModelSize)
     except (ValueError, OSError, *UNDECODABLE) as error:
         reason = str(error).removeprefix(f"{copy}: ")
         raise ModelNotFoundError(f"{path} does not describe a model that Plait knows: {reason}") from error
     return PlannedModel(config, size, config["max_position_embeddings"]), copy
+
+
+def _check_runs_on_gpus(config: dict[str, Any]) -> None:
+    match config.get("architectures"):
+        case [str(architecture), *_] if (family := family_of(architecture)) is not None:
+            if any(layer.attention == "compressed" for layer in family.layers):
+                raise SettingsError(
+                    f"{architecture} has no GPU kernels in this version, so there is nothing to plan; "
+                    "`plait serve` runs it with --device cpu"
+                )
 
 
 def _as_loaded(config: dict[str, Any]) -> dict[str, Any]:
