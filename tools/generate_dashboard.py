@@ -122,7 +122,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Prompt tokens found in the prefix cache",
             "percentunit",
-            (ratio("plait_prefix_hit_tokens_total", "plait_prompt_tokens_total", "cached"),),
+            (ratio("plait_prefix_hit_tokens_total", "plait_prefix_query_tokens_total", "cached"),),
         ),
         Panel("Preemptions a second", "short", (rate("plait_preemptions_total"),)),
         Panel("Evictions a second", "short", (rate("plait_prefix_evictions_total"),)),
@@ -149,6 +149,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "short",
             (gauge("plait_api_keys", "instance"), gauge("plait_api_key_file_refused", "instance")),
         ),
+        Panel("Served models", "short", (gauge("plait_server_info", "model", "page_size"),)),
         Panel("Changes of the API key file a second", "short", (rate("plait_api_key_file_changes_total"),)),
         Panel("KV events published a second", "short", (rate("plait_kv_event_messages_total"),)),
     ),

@@ -23,14 +23,16 @@ from plait.bench.settings import BenchSettings
 from plait.errors import ADVICE, MEANINGS
 from plait.flags import Flag, Parser, flags
 from plait.http.errors import ERRORS
-from plait.http.key_file import KeyFile, with_key_metrics
+from plait.http.key_file import KeyFile
+from plait.http.metrics_page import MetricsPage
+from plait.http.vllm_metrics import NAMES
 from plait.kernels import KernelsSettings
 from plait.nodes.doctor import DoctorSettings
 from plait.nodes.settings import LaunchSettings
 from plait.offline.settings import OfflineSettings, RunBatchSettings
 from plait.page_size import with_page_size
 from plait.plan.settings import PlanSettings
-from plait.settings import ChatSettings, ServeSettings, engine_settings
+from plait.settings import PAGE_SIZE, ChatSettings, ServeSettings, engine_settings
 from plait.simulate.settings import SimulateSettings
 from plait_proto import ExitCode
 
@@ -149,6 +151,16 @@ def metrics_page() -> str:
         "Times are in seconds. A histogram also has `_bucket`, `_sum` and `_count` series.",
         "",
         *table(("metric", "type", "labels", "meaning"), _metric_rows(_metrics_text())),
+        "## vLLM's names",
+        "",
+        "With `--metric-names plait,vllm` the page also has these, with the same values. Their labels are `engine`",
+        "(the replica), `model_name`, and `finished_reason` for `reason`. Counters end in `_total` here too.",
+        "`vllm:cache_config_info` has the labels `block_size` and `num_gpu_blocks`.",
+        "",
+        *table(
+            ("vLLM's", "ours"),
+            ((", ".join(f"`{name}`" for name in names), f"`{ours}`") for ours, names in NAMES.items()),
+        ),
     ]
     return "\n".join(lines)
 
@@ -162,7 +174,8 @@ def _metrics_text() -> str:
         key_file.write_text("key")
         key_file.chmod(0o600)
         try:
-            return with_key_metrics(engine.metrics(), KeyFile(key_file, "fcfs")).decode()
+            keys = KeyFile(key_file, "fcfs")
+            return MetricsPage(engine=engine, keys=keys, model="MODEL", page_size=PAGE_SIZE).text().decode()
         finally:
             engine.close()
 

@@ -275,6 +275,7 @@ impl Scheduler {
     /// Pins the cached prefix in the call that looked it up, so that no page can be evicted between.
     fn admission_of(&mut self, job: &Job, head: &QueueHead, num_expected: u64) -> Admission {
         let num_cached = head.hits.num_tokens;
+        self.counts.count_lookup(job);
         self.counts.count_shared(job, num_cached);
         Admission {
             slot: head.slot,

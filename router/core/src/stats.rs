@@ -32,6 +32,8 @@ pub struct Counts {
     pub carryover: Carryover,
     /// Tokens of admitted requests that were cached, including returns from preemption.
     pub num_hit_tokens: u64,
+    /// Tokens of admitted requests that were looked up in the prefix cache, including returns from preemption.
+    pub num_query_tokens: u64,
     /// Cached pages that were evicted.
     pub num_evictions: u64,
     /// Prefills that went first because they had waited too long.
@@ -43,6 +45,14 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// Counts the tokens of a request whose prefix was looked up at its admission. Another choice of a prompt looks up
+    /// nothing.
+    pub(crate) fn count_lookup(&mut self, job: &Job) {
+        if job.sharing() == Sharing::Everyone && job.is_first_choice() {
+            self.num_query_tokens += u64::from(job.num_known());
+        }
+    }
+
     /// Counts prompt tokens that a request takes from pages that others have filled. Those that a choice takes from
     /// the first one are no hits.
     pub(crate) fn count_shared(&mut self, job: &Job, num_tokens: u32) {

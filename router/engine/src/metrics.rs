@@ -284,6 +284,7 @@ pub struct SchedulerMetrics {
     usage: Gauge<f64, AtomicU64>,
     preemptions: Counter,
     prefix_hit_tokens: Counter,
+    prefix_query_tokens: Counter,
     evictions: Counter,
     carryover: [Counter; 3],
     starvation_grants: Counter,
@@ -345,6 +346,11 @@ impl SchedulerMetrics {
                 "plait_prefix_hit_tokens",
                 "Tokens of admitted requests that were in the prefix cache, returns from preemption included",
             ),
+            prefix_query_tokens: registered(
+                registry,
+                "plait_prefix_query_tokens",
+                "Tokens of admitted requests that were looked up in the prefix cache, returns from preemption included",
+            ),
             evictions: registered(
                 registry,
                 "plait_prefix_evictions",
@@ -403,6 +409,7 @@ impl SchedulerMetrics {
             set_counter(counter, count);
         }
         set_counter(&self.prefix_hit_tokens, counts.num_hit_tokens);
+        set_counter(&self.prefix_query_tokens, counts.num_query_tokens);
         set_counter(&self.evictions, counts.num_evictions);
         set_counter(&self.preemptions, counts.num_preemptions);
         set_counter(&self.starvation_grants, counts.num_starvation_grants);

@@ -13,6 +13,7 @@ from msgspec import Meta
 from plait_proto import FAMILIES
 
 from plait.log_settings import LogSettings
+from plait.metrics_settings import MetricsSettings
 from plait.proxy_settings import ProxySettings
 from plait.setting import Setting
 from plait.tls_settings import TlsSettings
@@ -558,6 +559,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: one f
     hosts: HostSettings = HostSettings()
     restarts: RestartSettings = RestartSettings()
     logs: LogSettings = LogSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
 
 class TalkSettings(msgspec.Struct, frozen=True, kw_only=True):

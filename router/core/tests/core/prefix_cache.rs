@@ -29,7 +29,11 @@ fn a_prompt_begins_after_the_pages_that_an_earlier_one_computed() {
     assert_eq!(plan.new_slots[0].num_cached, 8, "two pages are full");
     assert_eq!(chunks(&plan), [(1, 8, 7)]);
     assert_eq!(plan.token_ids.len(), 7, "cached tokens are not sent");
-    assert_eq!(harness.scheduler.stats().counts.num_hit_tokens, 8);
+    let counts = harness.scheduler.stats().counts;
+    assert_eq!(
+        (counts.num_hit_tokens, counts.num_query_tokens),
+        (8, 10 + 15)
+    );
     harness.run_to_the_end(1);
 }
 

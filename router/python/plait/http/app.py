@@ -20,8 +20,8 @@ from plait.http.errors import MESSAGES_PATH, ApiError, body_for, path_error
 from plait.http.generate import GenerateRoute
 from plait.http.generate import Reader as GenerateReader
 from plait.http.identity import RANDOM_KEY
-from plait.http.key_file import KeyFile, with_key_metrics
 from plait.http.messages import read_message
+from plait.http.metrics_page import MetricsPage
 from plait.http.openapi import add_generate_routes
 from plait.http.origins import AllowOrigins
 from plait.http.quotas import Quotas
@@ -80,11 +80,13 @@ def build_app(
     salt_key: bytes = RANDOM_KEY,
     pooling: Pooling = "last",
     proxy: ProxySettings = _NO_PROXY,
+    metrics: MetricsPage | None = None,
 ) -> FastAPI:
     """The app that serves `engine`; with `keys`, every path but `/health` and `/ready` needs one, unless
     `http` opens `/metrics`.
 
-    `salt_key` keys the numbers that stand for clients, `pooling` makes embeddings. Once `state.is_leaving` is set,
+    `salt_key` keys the numbers that stand for clients, `pooling` makes embeddings, `metrics` is the page of that name
+    (None: the engine's own). Once `state.is_leaving` is set,
     `/ready` answers 503.
     """
     app = FastAPI(
@@ -108,7 +110,7 @@ def build_app(
     ]
     app.router.routes.append(Route("/tokenizer_info", InfoRoute(streams, http, salt_key), methods=["GET"]))
     _add_model_routes(app, names, description.max_model_len)
-    _add_state_routes(app, engine, keys)
+    _add_state_routes(app, engine, metrics.text if metrics is not None else engine.metrics)
     _add_probe_routes(app, engine, streams)
     _add_error_shapes(app)
     add_generate_routes(app)
@@ -144,7 +146,7 @@ def _add_model_routes(app: FastAPI, names: ServedNames, max_model_len: int) -> N
         return _json(200, msgspec.json.encode(cards[model]))
 
 
-def _add_state_routes(app: FastAPI, engine: EngineHandle, keys: Admits | None) -> None:
+def _add_state_routes(app: FastAPI, engine: EngineHandle, metrics_text: Callable[[], bytes]) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="The process runs and its engine steps, or idles without being stuck")
     async def health() -> Response:
@@ -159,8 +161,7 @@ def _add_state_routes(app: FastAPI, engine: EngineHandle, keys: Admits | None) -
 
     @app.get("/metrics", summary="Prometheus metrics")
     async def metrics() -> Response:
-        text = engine.metrics()
-        return Response(with_key_metrics(text, keys) if isinstance(keys, KeyFile) else text, media_type=METRICS_TYPE)
+        return Response(metrics_text(), media_type=METRICS_TYPE)
 
 
 def _add_probe_routes(app: FastAPI, engine: EngineHandle, streams: Streams) -> None:

@@ -19,6 +19,7 @@ from plait.http.app import build_app
 from plait.http.connection_limits import MAX_CONNECTIONS
 from plait.http.engine import Description, Status, read_description, read_status
 from plait.http.key_file import KeyFile
+from plait.http.metrics_page import MetricsPage
 from plait.http.server import http_server
 from plait.http.streams import Streams
 from plait.http.tls import TlsFiles, tls_files
@@ -134,7 +135,15 @@ class _Service:
         self._keys, self._tls = keys, tls
         pooling = settings.pooling.pooling
         self._app = build_app(
-            engine, self._streams, description, keys, settings.http, salt_key, pooling, settings.proxy
+            engine,
+            self._streams,
+            description,
+            keys,
+            settings.http,
+            salt_key,
+            pooling,
+            settings.proxy,
+            _metrics_page(engine, description, keys, settings),
         )
         is_heard = settings.process.log_level in ("debug", "info")
         self._http = http_server(
@@ -202,6 +211,20 @@ class _Service:
         if read_status(self._engine).phase in ("ready", "draining"):
             say(f"Draining: {len(self._streams)} requests in flight (Ctrl-C again stops at once)")
             self._engine.drain()
+
+
+def _metrics_page(
+    engine: Engine, description: Description, keys: KeyFile | None, settings: ServeSettings
+) -> MetricsPage:
+    page_size = settings.pages.page_size
+    assert page_size is not None, "with_sizes fills it in"
+    return MetricsPage(
+        engine=engine,
+        keys=keys,
+        model=description.model_id,
+        page_size=page_size,
+        has_vllm_names=settings.metrics.metric_names == "plait,vllm",
+    )
 
 
 def _exit_code(status: Status, supervision: Supervision) -> int:
