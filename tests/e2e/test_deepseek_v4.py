@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-import torch
-from plait_testing.deepseek_v4 import DENSE, random_v4
+from plait_testing.deepseek_v4 import DENSE
 from plait_testing.metrics import read_metrics
 from plait_testing.running_server import Server, StartServer, start_server
+from plait_testing.v4_server import NUM_OUTPUT, Model, ask, num_cached, output_of, some_ids
 
-BYTES = 256
-"""Ids of the tokenizer that stand for a byte."""
-NUM_OUTPUT = 12
-GAP = 1e-3
-"""Logits of transformers that lie closer may be ordered either way."""
 PREEMPTED = "plait_preemptions_total"
 WAYS: dict[str, tuple[str, ...]] = {
     "pages for a quarter, few snapshots": ("--num-snapshots", "3", "--watermark", "0"),
@@ -36,52 +28,9 @@ WAYS: dict[str, tuple[str, ...]] = {
 }
 
 
-class Model:
-    """A folder, and transformers' model of it."""
-
-    def __init__(self, folder: Path, tokenizer: Path, **changes: Any) -> None:
-        self.path = folder
-        self.reference = random_v4("mixed", vocab_size=264, bos_token_id=256, eos_token_id=257, **changes)
-        self.reference.save_pretrained(folder)
-        shutil.copyfile(tokenizer / "tokenizer.json", folder / "tokenizer.json")
-        config = json.loads((tokenizer / "tokenizer_config.json").read_text())
-        config.pop("chat_template", None)
-        (folder / "tokenizer_config.json").write_text(json.dumps(config))
-
-    def check(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """Each token is the best behind those before it, but for ties."""
-        with torch.no_grad():
-            logits_TV = self.reference(torch.tensor([[*prompt, *output]]), use_cache=False).logits[
-                0, len(prompt) - 1 : -1
-            ]
-        gaps = logits_TV.max(dim=-1).values - logits_TV.gather(1, torch.tensor(output)[:, None])[:, 0]
-        assert float(gaps.max()) < GAP, f"a prompt of {len(prompt)} tokens"
-
-
 @pytest.fixture(scope="module")
 def model(check_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model(tmp_path_factory.mktemp("v4"), check_models / "recall-gqa")
-
-
-def some_ids(length: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(BYTES), k=length)
-
-
-def ask(server: Server, prompt: Sequence[int], max_tokens: int = NUM_OUTPUT) -> Any:
-    body = {"prompt": list(prompt), "temperature": 0, "max_tokens": max_tokens, "ignore_eos": True}
-    answer = httpx.post(f"{server.url}/v1/completions", json=body | {"return_token_ids": True}, timeout=300)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def output_of(answer: Any) -> list[int]:
-    ids: list[int] = answer["choices"][0]["token_ids"]
-    return ids
-
-
-def num_cached(answer: Any) -> int:
-    details = answer["usage"]["prompt_tokens_details"]
-    return int(details["cached_tokens"]) if details else 0
 
 
 @pytest.mark.acceptance("spine")
