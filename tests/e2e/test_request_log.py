@@ -24,6 +24,9 @@ def test_the_log_has_a_line_with_the_id_of_each_request(check_models: Path, tmp_
         server.stop()
     ids = [answer.headers["x-request-id"] for answer in answers]
     assert ids[0] == "whole-1"
+    facts = re.findall(r"end=whole .* prompt_tokens=(\d+) output_tokens=(\d+) reason=(\w+) key=-", server.errors)
+    usage = answers[0].json()["usage"]
+    assert facts == 2 * [(str(usage["prompt_tokens"]), str(usage["completion_tokens"]), "length")]
     lines = re.findall(r'request_id=(\S+) method=POST path="/v1/completions" status=200 end=whole', server.errors)
     assert lines == ids
     assert "count 1 9" not in server.errors

@@ -8,6 +8,7 @@ import pytest
 from plait.http.identity import KEY
 from plait.http.key_terms import TERMS, KeyTerms, parse_line
 from plait.http.quotas import OverQuotaError, Quotas
+from plait.http.streams import Used
 from starlette.types import Scope
 
 
@@ -82,7 +83,7 @@ def test_a_minute_with_too_many_tokens_lets_none_begin(quotas: Quotas, clock: Cl
     for num in (60, 30, 15):
         with quotas.request(scope) as on_used:
             assert on_used is not None
-            on_used(num)
+            on_used(Used(1, num - 1, "stop"))
         clock.now += 10
     said = "took 105 tokens, where tokens_per_minute=100 is its bound"
     with pytest.raises(OverQuotaError, match=said) as error, quotas.request(scope):
@@ -101,11 +102,11 @@ def test_tokens_of_many_short_requests_are_all_counted(quotas: Quotas, clock: Cl
     for _ in range(999):
         with quotas.request(scope) as on_used:
             assert on_used is not None
-            on_used(1)
+            on_used(Used(1, 0, "length"))
         clock.now += 0.01
     with quotas.request(scope) as on_used:
         assert on_used is not None
-        on_used(1)
+        on_used(Used(1, 0, "length"))
     with pytest.raises(OverQuotaError), quotas.request(scope):
         pass
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -97,17 +98,19 @@ def test_a_line_break_in_an_id_forges_no_header_and_no_line(door: Door, capfd: p
 
 def test_the_log_has_one_line_a_request_without_prompt_and_key(door: Door, capfd: pytest.CaptureFixture[str]) -> None:
     asking = Asking(door, path=CHAT + "?token=hidden", client=client("mine"))
-    door.engine.send(record(door.wait_for(1), b'{"ok":1}', LAST))
+    used = struct.pack("<QQB", 70, 5, 1)
+    door.engine.send(record(door.wait_for(1), b'{"ok":1}', LAST), record(door.wait_for(1), used, 16))
     asking.answer()
     httpx.get(door.url + "/no%0Athing", headers={ID: "other"})
     first, second = wait_for_lines(capfd, 2)
     assert re.search(
         r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO http: request_id=mine method=POST "
-        r'path="/v1/chat/completions" status=200 end=whole head_seconds=\d+\.\d{3} seconds=\d+\.\d{3} key=2bb80d53$',
+        r'path="/v1/chat/completions" status=200 end=whole head_seconds=\d+\.\d{3} seconds=\d+\.\d{3} '
+        r"prompt_tokens=70 output_tokens=5 reason=length key=2bb80d53$",
         first,
     ), first
     assert 'request_id=other method=GET path="/no\\nthing" status=401' in second
-    assert second.endswith("key=-")
+    assert second.endswith("prompt_tokens=- output_tokens=- reason=- key=-")
 
 
 def test_an_answer_that_the_client_left_is_cut_off(door: Door, capfd: pytest.CaptureFixture[str]) -> None:

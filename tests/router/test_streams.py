@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plait.http.streams import COMMENT, MAX_BACKLOG_BYTES, Data, Failure, Gone, Streams, parse_records
+from plait.http.streams import COMMENT, MAX_BACKLOG_BYTES, Data, Failure, Gone, Streams, Used, parse_records
 from plait_testing.in_memory_engine import LAST, TOO_SLOW, InMemoryEngine, failure, record
 
 
@@ -144,24 +144,25 @@ def test_a_client_that_the_engine_finds_too_slow_reads_why(engine: InMemoryEngin
     asyncio.run(story())
 
 
-def used(stream: int, num_tokens: int) -> bytes:
-    return record(stream, num_tokens.to_bytes(8, "little"), 16)
+def used(stream: int, num_tokens: int, reason: int = 0) -> bytes:
+    return record(stream, (1).to_bytes(8, "little") + num_tokens.to_bytes(8, "little") + bytes([reason]), 16)
 
 
 def test_tokens_are_told_once_whether_a_stream_ends_fails_or_is_left() -> None:
     engine = InMemoryEngine()
     streams = Streams(engine)
-    told: list[tuple[str, int]] = []
+    told: list[tuple[str, int, str]] = []
     names = ("ended", "failed", "left", "refused")
 
-    def tell(name: str, num_tokens: int) -> None:
-        told.append((name, num_tokens))
+    def tell(name: str, used: Used) -> None:
+        assert used.num_prompt_tokens == 1
+        told.append((name, used.num_output_tokens, used.reason))
 
     ids = {name: streams.open(b"{}", on_used=partial(tell, name)) for name in names}
     ids["left"].close()
     engine.send(record(ids["ended"].id, b"{}", LAST), used(ids["ended"].id, 5), used(ids["ended"].id, 6))
-    engine.send(used(ids["failed"].id, 3), failure(ids["failed"].id, 500, b"{}"))
-    engine.send(used(ids["left"].id, 2), failure(ids["refused"].id, 429, b"{}"), used(ids["refused"].id, 9))
+    engine.send(used(ids["failed"].id, 3, 3), failure(ids["failed"].id, 500, b"{}"))
+    engine.send(used(ids["left"].id, 2, 2), failure(ids["refused"].id, 429, b"{}"), used(ids["refused"].id, 9))
     streams.dispatch()
-    assert told == [("ended", 5), ("failed", 3), ("left", 2)]
+    assert told == [("ended", 5, "stop"), ("failed", 3, "error"), ("left", 2, "abort")]
     engine.close()

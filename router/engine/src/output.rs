@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::mailbox::Mail;
+use crate::metrics::Ending;
 use crate::output_queue::{self, LAST, StreamId};
 use crate::shared::{ReplicaShared, Shared};
 
@@ -172,7 +173,7 @@ impl Output {
             })
         });
         // An error is the last record of its stream, of use too.
-        self.forget(stream);
+        self.forget(stream, Ending::Error);
         if !is_told {
             output_queue::append_error(&mut self.records, stream, error);
         }
@@ -218,7 +219,7 @@ impl Output {
             }
             StreamEvent::Finished { request, reason } => self.finish(request, reason),
             StreamEvent::Fail { stream, error } => self.fail(stream, &error),
-            StreamEvent::Forget(stream) => self.forget(stream),
+            StreamEvent::Forget(stream) => self.forget(stream, Ending::Abort),
         }
     }
 
@@ -277,27 +278,27 @@ impl Output {
         if let Some((stream, state, calls)) = ended {
             self.replica.metrics.requests.count_calls(calls);
             if state == ResponseState::Ended {
-                self.end(stream);
+                self.end(stream, reason.into());
             }
         }
     }
 
-    fn end(&mut self, stream: StreamId) {
+    fn end(&mut self, stream: StreamId, ending: Ending) {
         let Some(OpenResponse { response, .. }) = self.streams.remove(&stream) else {
             return;
         };
-        output_queue::append_used(&mut self.records, stream, response.num_tokens());
+        output_queue::append_used(&mut self.records, stream, response.num_tokens(), ending);
         if response.defers_body() {
             // The thread that writes bodies ends after this one.
             let _sent = self.bodies.send(EndedResponse { stream, response });
         }
     }
 
-    fn forget(&mut self, stream: StreamId) {
+    fn forget(&mut self, stream: StreamId, ending: Ending) {
         let Some(OpenResponse { response, requests }) = self.streams.remove(&stream) else {
             return;
         };
-        output_queue::append_used(&mut self.records, stream, response.num_tokens());
+        output_queue::append_used(&mut self.records, stream, response.num_tokens(), ending);
         for request in requests {
             self.choices.remove(&request);
         }

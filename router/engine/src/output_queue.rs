@@ -5,6 +5,7 @@ use std::{io, mem};
 
 use plait_openai::ApiError;
 
+use crate::metrics::Ending;
 use crate::wakeup::Wakeup;
 
 /// Bytes that may wait for Python. Beyond this the threads that make them wait, and generation with them, so memory
@@ -21,7 +22,8 @@ pub const ERROR: u8 = 2;
 pub const TOO_SLOW: u8 = 4;
 /// Record flag: the client is gone.
 pub const GONE: u8 = 8;
-/// Record flag: the payload is a u64, the stream's tokens, those of its prompts and its output. It comes once a stream
+/// Record flag: the payload is two u64, the tokens of the stream's prompts and of its output, and a byte, the
+/// [`Ending`] of the choice that ended last. It comes once a stream
 /// that began to be served has ended, in whatever way: before an error record, around any other last one.
 pub const USED: u8 = 16;
 
@@ -178,9 +180,16 @@ pub fn append_error(records: &mut Vec<u8>, stream: StreamId, error: &ApiError) {
 }
 
 /// Appends the record of how many tokens a stream has taken.
-pub fn append_used(records: &mut Vec<u8>, stream: StreamId, num_tokens: u64) {
+pub fn append_used(
+    records: &mut Vec<u8>,
+    stream: StreamId,
+    [prompt, output]: [u64; 2],
+    ending: Ending,
+) {
     append_record(records, stream, |payload| {
-        payload.extend_from_slice(&num_tokens.to_le_bytes());
+        payload.extend_from_slice(&prompt.to_le_bytes());
+        payload.extend_from_slice(&output.to_le_bytes());
+        payload.push(ending as u8);
         ((), USED)
     });
 }

@@ -128,9 +128,9 @@ impl ResponseWriter {
     }
 
     /// Tokens of the prompts, and of the output so far.
-    pub fn num_tokens(&self) -> u64 {
+    pub fn num_tokens(&self) -> [u64; 2] {
         let counts = self.choices.counts(&self.context);
-        counts.num_prompt + counts.num_output
+        [counts.num_prompt, counts.num_output]
     }
 
     /// What became of a choice's tool calls so far.

@@ -382,7 +382,10 @@ impl Harness {
 impl Answer {
     fn add(&mut self, flags: u8, payload: &[u8]) {
         if flags & USED != 0 {
-            let num_tokens = u64::from_le_bytes(payload.try_into().unwrap());
+            let (prompt, rest) = payload.split_first_chunk().unwrap();
+            let (output, ending) = rest.split_first_chunk().unwrap();
+            assert_eq!(ending.len(), 1, "a byte says how it ended");
+            let num_tokens = u64::from_le_bytes(*prompt) + u64::from_le_bytes(*output);
             let before = self.num_used.replace(num_tokens);
             assert!(before.is_none(), "tokens were told twice");
             return;

@@ -18,7 +18,7 @@ from starlette.types import Scope
 from plait.http.errors import ApiError, Headers
 from plait.http.identity import KEY
 from plait.http.key_terms import KeyTerms
-from plait.http.streams import OnUsed
+from plait.http.streams import OnUsed, Used
 
 WINDOW_SECONDS = 60.0
 _MAX_RETRY_SECONDS = 60
@@ -134,8 +134,8 @@ class Quotas:
         finally:
             use.end(self._clock() - began)
 
-    def _count_tokens(self, use: _Use, num: int) -> None:
-        use.count_tokens(num, self._clock())
+    def _count_tokens(self, use: _Use, used: Used) -> None:
+        use.count_tokens(used.num_prompt_tokens + used.num_output_tokens, self._clock())
 
 
 def _requests(num: int) -> str:

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.http.identity import KEY
 from plait.http.key_terms import KeyTerms
+from plait.http.request_facts import RequestFacts, collect_facts
 from plait.http.request_ids import NAME, request_id
 from plait.output import forward_to_stderr
 
@@ -29,11 +30,12 @@ class Identified:
             await self._app(scope, receive, send)
             return
         answer = _Answer(request_id(scope), send)
+        facts = collect_facts(scope) if self._logs_requests else None
         try:
             await self._app(scope, receive, answer.send)
         finally:
-            if self._logs_requests:
-                forward_to_stderr(answer.line(scope).encode())
+            if facts is not None:
+                forward_to_stderr(answer.line(scope, facts).encode())
 
 
 class _Answer:
@@ -58,7 +60,7 @@ class _Answer:
             self._is_whole = not message.get("more_body", False)
         await self._send(message)
 
-    def line(self, scope: Scope) -> str:
+    def line(self, scope: Scope, facts: RequestFacts) -> str:
         """What the log says: no body, no query, no key. `key` is the key's name, or the beginning of its SHA-256."""
         now = datetime.now().strftime("%Y-%m-%d %H:%M:%S,%f")[:-3]
         head = "-" if self._head_after is None else f"{self._head_after:.3f}"
@@ -67,5 +69,5 @@ class _Answer:
             f"{now} INFO http: request_id={self._request.decode()} method={scope['method']} "
             f"path={json.dumps(scope['path'][:_MAX_PATH_CHARACTERS])} status={self._status or '-'} "
             f"end={'whole' if self._is_whole else 'cut_off'} head_seconds={head} "
-            f"seconds={time.monotonic() - self._began:.3f} key={key}\n"
+            f"seconds={time.monotonic() - self._began:.3f} {facts.shown()} key={key}\n"
         )

@@ -30,12 +30,10 @@ _ERROR = 2
 _TOO_SLOW = 4
 _GONE = 8
 _USED = 16
-_TOKENS = struct.Struct("<Q")
+_FACTS = struct.Struct("<QQB")
+_REASONS = ("stop", "length", "abort", "error")
 MAX_UNSETTLED = 4096
 """Streams that were left before their end, and whose tokens may still be told."""
-
-OnUsed = Callable[[int], None]
-"""Takes the tokens of a stream that has ended: those of its prompts and its output."""
 
 
 class Data(msgspec.Struct, frozen=True):
@@ -60,9 +58,17 @@ class Gone(msgspec.Struct, frozen=True):
 
 
 class Used(msgspec.Struct, frozen=True):
-    """How many tokens a stream took that has ended."""
+    """What a stream took that has ended."""
 
-    num_tokens: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    """Of all choices."""
+    reason: str
+    """Why the last choice ended: `stop`, `length`, `abort` or `error`."""
+
+
+OnUsed = Callable[[Used], None]
+"""Takes what a stream used that has ended."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -91,7 +97,8 @@ def parse_records(packed: bytes) -> Iterator[Record]:
 
 def _parse_record(flags: int, payload: bytes) -> Data | Failure | Gone | Used:
     if flags & _USED:
-        return Used(*_TOKENS.unpack(payload))
+        num_prompt, num_output, reason = _FACTS.unpack(payload)
+        return Used(num_prompt, num_output, _REASONS[reason])
     if flags & _GONE:
         return Gone()
     if flags & _TOO_SLOW:
@@ -241,18 +248,18 @@ class Streams:
         """Hand out everything that the engine has; records of streams that were closed are dropped."""
         for record in parse_records(self._engine.take()):
             if isinstance(record.part, Used):
-                self._settle(record.stream, record.part.num_tokens)
+                self._settle(record.stream, record.part)
                 continue
             if isinstance(record.part, Failure):
-                self._settle(record.stream, 0)
+                self._settle(record.stream, None)
             stream = self._open.get(record.stream)
             if stream is not None and not stream.push(record.part):
                 self._open.pop(record.stream, None)
 
-    def _settle(self, stream: int, num_tokens: int) -> None:
+    def _settle(self, stream: int, used: Used | None) -> None:
         on_used = self._awaited.pop(stream, None) or self._left.pop(stream, None)
-        if on_used is not None and num_tokens:
-            on_used(num_tokens)
+        if on_used is not None and used is not None:
+            on_used(used)
 
     def comment(self) -> None:
         """Write a comment to every event stream that has begun, so that nobody takes the connection for dead."""
