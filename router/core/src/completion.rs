@@ -190,8 +190,9 @@ impl Scheduler {
         outputs.push(Output::Finished { request, reason });
     }
 
-    /// The model computed nothing for a row of the request. Its last pages are not published.
+    /// The model computed NaN for a row of the request. Its pages may hold NaN too: later prompts do not find them.
     fn fail(&mut self, slot: SlotId, outputs: &mut Vec<Output>) {
+        self.cache.unpublish(&self.running.at(slot).job);
         let request = self.remove(slot);
         outputs.push(Output::Failed { request });
     }

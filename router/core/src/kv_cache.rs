@@ -484,10 +484,14 @@ impl KvCache {
         }
     }
 
-    /// Nobody finds a request's pages any more.
+    /// Nobody finds a request's pages and snapshots any more.
     pub(crate) fn unpublish(&mut self, job: &Job) {
         for (kind, pool) in self.pools.iter_mut().enumerate() {
             pool.unpublish(job.all_known_hashes(kind));
+        }
+        if let Some(snapshots) = &mut self.snapshots {
+            let hashes = job.all_known_hashes(0).iter();
+            hashes.for_each(|hash| snapshots.pool.forget(*hash));
         }
     }
 

@@ -2,7 +2,8 @@
 
 use plait_core::{Output, RequestId};
 
-use crate::fixtures::{harness, settings, step};
+use crate::fixtures::{harness, settings, step, with};
+use crate::harness::{Harness, Spec};
 
 #[test]
 fn a_failed_row_ends_its_request_and_the_others_go_on() {
@@ -41,4 +42,22 @@ fn a_request_that_fails_where_it_runs_alone_is_no_longer_waited_for() {
     harness.failing.insert(RequestId(0));
     harness.run_to_the_end(2);
     assert_eq!(harness.clients[&RequestId(1)].emitted.len(), 30);
+}
+
+#[test]
+fn pages_of_a_request_that_failed_are_not_found_again() {
+    let settings = with(settings(), |it| it.pages.prefix_cache = true);
+    let mut harness = harness(settings, [(50, 9)]);
+    harness.run_to_the_end(1);
+    let spec = harness.clients[&RequestId(0)].spec.clone();
+    let num_cached = |harness: &mut Harness, spec: &Spec| {
+        harness.submit(spec.clone()).unwrap();
+        step(harness).new_slots[0].num_cached
+    };
+    assert_eq!(num_cached(&mut harness, &spec), 48);
+    harness.failing.insert(RequestId(1));
+    harness.run_to_the_end(1);
+    assert_eq!(num_cached(&mut harness, &spec), 0);
+    harness.run_to_the_end(1);
+    assert_eq!(harness.clients[&RequestId(2)].emitted.len(), 9);
 }
