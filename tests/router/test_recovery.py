@@ -179,6 +179,22 @@ def test_a_spare_that_was_killed_becomes_no_rank(tmp_path: Path) -> None:
     assert spares.pids == []
 
 
+def test_a_spare_that_was_killed_is_replaced() -> None:
+    spares = Spares(2)
+    spares.fill()
+    killed, kept = spares.pids
+    os.kill(killed, signal.SIGKILL)
+    os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
+    spares.fill()
+    try:
+        assert len(spares.pids) == 2
+        assert kept in spares.pids
+        assert killed not in spares.pids
+        assert not Path(f"/proc/{killed}").exists()
+    finally:
+        spares.end()
+
+
 def test_spares_end_with_the_server() -> None:
     spares = Spares(2)
     spares.fill()

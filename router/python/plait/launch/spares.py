@@ -28,13 +28,19 @@ class Spares:
         return [process.pid for process in self._waiting]
 
     def fill(self) -> None:
-        """Start those that are missing. A system that has no process left gets no more of them."""
+        """Start those that are missing or have ended. A system that has no process left gets no more of them."""
+        self._forget_ended()
         while len(self._waiting) < self._num_ranks and not self._has_failed:
             try:
                 self._waiting.append(start_process(["--spare", str(os.getpid())], subprocess.PIPE, self._environment))
             except OSError as error:
                 self._has_failed = True
                 say(f"note: no spare processes for lost ranks: {error}")
+
+    def _forget_ended(self) -> None:
+        for process in [process for process in self._waiting if process.poll() is not None]:
+            self._waiting.remove(process)
+            _end(process)
 
     def take(self, rank: int, endpoint: str, config: Path) -> subprocess.Popen[bytes] | None:
         """Make one the process of a rank; None if none is left."""
