@@ -15,6 +15,8 @@ from plait_testing.metrics import read_metrics
 from plait_testing.running_server import Server, StartServer, start_server
 from plait_testing.v4_server import NUM_OUTPUT, Model, ask, num_cached, output_of, some_ids
 
+NUM_SNAPSHOTS = 40
+SNAPSHOT_STATES = ("findable", "free", "parked", "writing")
 PREEMPTED = "plait_preemptions_total"
 WAYS: dict[str, tuple[str, ...]] = {
     "pages for a quarter, few snapshots": ("--num-snapshots", "3", "--watermark", "0"),
@@ -58,7 +60,7 @@ def test_tokens_are_transformers_in_every_way(
 def cached_server(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With pages of 256 tokens, the family's number, of which most are free."""
     log = tmp_path_factory.mktemp("server") / "server.log"
-    pages = ("--num-pages", "64", "--num-snapshots", "40", "--enable-prompt-tokens-details")
+    pages = ("--num-pages", "64", "--num-snapshots", str(NUM_SNAPSHOTS), "--enable-prompt-tokens-details")
     one = start_server(log, model.path, "--dtype", "float32", "--max-seqs", "4", "--max-model-len", "2048", *pages)
     assert one.url, one.errors
     yield one
@@ -110,6 +112,10 @@ def test_a_shared_beginning_is_learnt_by_its_first_miss(
     answers = [ask(cached_server, prompt, 4) for prompt in prompts]
     assert [num_cached(answer) for answer in answers] == [0] * num_misses + [512] * (len(prompts) - num_misses)
     model.check(prompts[-1], output_of(answers[-1]))
+    counts = read_metrics(cached_server.url)
+    by_state = {state: counts[f'plait_kv_snapshots{{state="{state}"}}'] for state in SNAPSHOT_STATES}
+    assert sum(by_state.values()) == NUM_SNAPSHOTS
+    assert by_state["findable"] > 0
 
 
 def test_dense_layers_alone_keep_nothing_in_pages_and_find_prefixes(

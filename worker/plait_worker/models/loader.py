@@ -131,12 +131,19 @@ def load_model(
     with torch.inference_mode(), _prefetch(files, frozenset(files.names) - unused - elsewhere, device, parallel):
         model = read_model(config, weights, parallel, fp8)
     weights.check_leftovers(unused | elsewhere | _empty_biases(files))
-    drafts = [name for name in unused if _DSPARK in name]
-    if drafts:
-        _log.info("weights: %d tensors of DSpark's draft module are passed over; nothing runs it yet", len(drafts))
-    if unused:
-        _log.info("weights: %d of %d tensors are not needed and not loaded", len(unused), len(files.names))
+    _say_what_is_left_out(unused, config, len(files.names))
     return model
+
+
+def _say_what_is_left_out(unused: Collection[str], config: ModelConfig, num_tensors: int) -> None:
+    num_dspark = sum(_DSPARK in name for name in unused)
+    if num_dspark:
+        _log.info("weights: %d tensors of DSpark's draft module are passed over; nothing runs it yet", num_dspark)
+    num_mtp = sum(name.startswith(_mtp_prefixes(config)) for name in unused)
+    if num_mtp:
+        _log.info("weights: %d tensors of MTP layers are passed over; nothing runs them yet", num_mtp)
+    if unused:
+        _log.info("weights: %d of %d tensors are not needed and not loaded", len(unused), num_tensors)
 
 
 def _empty_biases(files: TensorSource) -> frozenset[str]:
@@ -279,16 +286,20 @@ def _has_quantised_gemm(dtype: torch.dtype, device: torch.device) -> bool:
 
 def unused_tensors(names: Collection[str], config: ModelConfig) -> frozenset[str]:
     """Tensors that are not loaded: MTP layers, which nothing runs yet; tied heads; what the configuration implies."""
-    mtp_layers = range(config.num_layers, config.num_layers + config.num_mtp_layers)
-    prefixes = tuple(f"model.layers.{layer}." for layer in mtp_layers)
-    if config.compressed is not None:
-        prefixes = ("mtp.",)
+    prefixes = _mtp_prefixes(config)
     endings = (_DERIVED, *_HEADS) if config.tie_embeddings else (_DERIVED,)
     return frozenset(
         name
         for name in names
         if name.startswith(prefixes) or name.endswith(endings) or (config.compressed is not None and _DSPARK in name)
     )
+
+
+def _mtp_prefixes(config: ModelConfig) -> tuple[str, ...]:
+    if config.compressed is not None:
+        return ("mtp.",)
+    mtp_layers = range(config.num_layers, config.num_layers + config.num_mtp_layers)
+    return tuple(f"model.layers.{layer}." for layer in mtp_layers)
 
 
 def other_ranks_experts(names: Collection[str], config: ModelConfig, parallel: Parallel) -> frozenset[str]:
