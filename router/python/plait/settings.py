@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 from plait_proto import FAMILIES
 
+from plait.hub_settings import HubSettings
 from plait.log_settings import LogSettings
 from plait.metrics_settings import MetricsSettings
 from plait.proxy_settings import ProxySettings
@@ -546,6 +547,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: one f
     tls: TlsSettings = TlsSettings()
     proxy: ProxySettings = ProxySettings()
     model: ModelSettings = ModelSettings()
+    hub: HubSettings = HubSettings()
     pooling: PoolingSettings = PoolingSettings()
     template: TemplateSettings = TemplateSettings()
     device: DeviceSettings = DeviceSettings()

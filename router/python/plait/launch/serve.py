@@ -69,7 +69,7 @@ def serve(
     with contextlib.ExitStack() as stack:
         handed = handed_over(environment, has_keys=keys is not None)
         listener = stack.enter_context(handed or _listen(settings, has_keys=keys is not None))
-        local = find_model(model)
+        local = find_model(model, settings.hub)
         budget = restart_budget(settings, local.path)
         if budget is not None:
             budget.delay_at_start(time.time())
