@@ -60,7 +60,7 @@ def test_its_command_serves_at_a_socket_that_systemd_holds(tmp_path: Path, check
         wait_for(lambda: "Listening on" in log.read_text(), "the socket", log.read_text)
         assert httpx.get(f"{url}/v1/models", timeout=120, trust_env=False).status_code == httpx.codes.UNAUTHORIZED
         wait_for(lambda: is_serving(url), "an answer", log.read_text)
-        assert f"note     {url} is systemd's socket; --host and --port are not read" in log.read_text()
+        assert f"note     {url} is systemd's socket; --host, --port and --uds are not read" in log.read_text()
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0, log.read_text()
     finally:
