@@ -102,10 +102,12 @@ def tensors_of(module: str, made: Quantised, form: Form) -> dict[str, Tensor]:
             f"{module}.qzeros": pack(made.zero_OG.T, 4, _AWQ_ORDER),
             f"{module}.scales": made.scale_OG.T.contiguous(),
         }
-    zeros = made.zero_OG - 1 & (1 << form.bits) - 1 if form.method == "gptq" else made.zero_OG
+    zeros = pack(made.zero_OG.T, form.bits)
+    if form.method == "gptq":
+        zeros = zeros - (0x11111111 if form.bits == 4 else 0x01010101)  # of whole words, as GPTQModel does
     return {
         f"{module}.qweight": pack(made.quant_OI, form.bits).T.contiguous(),
-        f"{module}.qzeros": pack(zeros.T, form.bits),
+        f"{module}.qzeros": zeros,
         f"{module}.scales": made.scale_OG.T.contiguous(),
         f"{module}.g_idx": made.group_I.int(),
     }

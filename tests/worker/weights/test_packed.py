@@ -106,17 +106,84 @@ def test_sides_that_do_not_fill_words_are_read(form: str, shape: tuple[int, int]
 
 
 def test_zeros_of_the_first_gptq_files_are_stored_less_one(tmp_path: Path) -> None:
-    """Bit by bit: a zero of 0 wraps round, and one of 8 is stored as 7."""
+    """One is subtracted from the word of zeros 0, 5, 8, 8, ...: the zero of 0 borrows from its neighbour."""
     tensors = {
-        "a.qweight": torch.full((1, 8), 0x76543210).int(),
-        "a.qzeros": torch.tensor([[0x7777777F]]).int(),
+        "a.qweight": torch.full((1, 8), 0xBA987654 - (1 << 32)).int(),
+        "a.qzeros": torch.tensor([[0x88888850 - 0x11111111]]).int(),
         "a.scales": torch.ones(1, 8).half(),
     }
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": stated(FORMS["gptq-zeros"], -1)}))
     read = opened(tmp_path).read("a.weight")
-    assert read[0].tolist() == list(range(8))
-    assert read[1].tolist() == list(range(-8, 0))
+    assert read[0].tolist() == list(range(4, 12))
+    assert read[1].tolist() == list(range(-1, 7))
+    assert read[2].tolist() == list(range(-4, 4))
+
+
+@pytest.mark.parametrize("form", ["gptq-zeros", "gptq-v2-zeros", "gptq-zeros-act-order"])
+def test_zeros_of_the_other_gptq_version_are_refused(form: str, tmp_path: Path) -> None:
+    """By their values: also where every tenth zero is 0."""
+    forms = FORMS | {"gptq-zeros-act-order": Form("gptq", is_symmetric=False, is_act_order=True)}
+    positive = torch.rand(6, 256)
+    matrices = {name: torch.cat((torch.randn(58, 256) * 0.3, positive)) for name in ("a", "b")}
+    save_matrices(tmp_path, forms[form], 64, matrices)
+    opened(tmp_path)
+    config = stated(forms[form], 64)
+    said, other = ("gptq", "gptq_v2") if config["checkpoint_format"] == "gptq_v2" else ("gptq_v2", "gptq")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config | {"checkpoint_format": said}}))
+    with pytest.raises(ModelFilesError, match=f"not of checkpoint_format {said}: .* to {other},"):
+        opened(tmp_path)
+
+
+def test_symmetric_gptq_files_mean_the_same_in_either_version(tmp_path: Path) -> None:
+    meant = save_matrices(tmp_path, FORMS["gptq"], 64, {"a": torch.randn(40, 256)})["a.weight"]
+    for version in ("gptq", "gptq_v2"):
+        config = stated(FORMS["gptq"], 64) | {"checkpoint_format": version}
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+        assert torch.equal(opened(tmp_path).read("a.weight"), meant.float())
+
+
+@pytest.mark.parametrize(
+    ("smallest", "dtype", "is_kept"),
+    [
+        (2.0**-17, torch.bfloat16, True),
+        (1.5 * 2.0**-24, torch.bfloat16, False),
+        (2.0**-30, torch.bfloat16, False),
+        (1e-4, torch.float32, True),
+        (1.7e-5, torch.float32, False),
+    ],
+)
+def test_scales_that_float16_would_lose_are_kept_by_dense_weights(
+    smallest: float, dtype: torch.dtype, is_kept: bool, tmp_path: Path
+) -> None:
+    made = quantise(torch.randn(64, 128), FORMS["compressed"], 32)
+    scale_OG = made.scale_OG.to(dtype)
+    scale_OG[3, 1] = smallest
+    stored = tensors_of("a", made, FORMS["compressed"]) | {"a.weight_scale": scale_OG}
+    safetensors.torch.save_file(stored, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": stated(FORMS["compressed"], 32)}))
+    files, meant = opened(tmp_path), ((made.quant_OI - 8) * scale_OG.double()[:, made.group_I]).float()
+    assert torch.equal(files.read("a.weight"), meant)
+    weight = files.block_weight("a.weight")
+    assert (weight is not None) == (files.block_bytes("a.weight") is not None) == is_kept
+    if weight is not None:
+        error = (weight.dequantised() - meant).abs()
+        assert (error <= meant.abs() * (2.0**-11 if dtype == torch.float32 else 0)).all()
+
+
+def test_experts_of_a_layer_are_held_alike(tmp_path: Path) -> None:
+    """One that was not quantised, or whose scales float16 would lose, makes its layer's dense."""
+    names = [f"model.layers.{layer}.mlp.experts.{expert}.up_proj" for layer in range(3) for expert in range(2)]
+    meant = save_matrices(tmp_path, FORMS["compressed"], 32, {name: torch.randn(64, 128) for name in names})
+    file = tmp_path / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    for ending in ("packed", "scale", "shape"):
+        tensors.pop(f"{names[3]}.weight_{ending}")
+    tensors[f"{names[3]}.weight"] = meant[f"{names[3]}.weight"].bfloat16()
+    tensors[f"{names[5]}.weight_scale"] = torch.full((64, 4), 2.0**-30).bfloat16()
+    safetensors.torch.save_file(tensors, file)
+    files = opened(tmp_path)
+    assert [files.block_weight(f"{name}.weight") is not None for name in names] == [True, True, *[False] * 4]
 
 
 def test_awq_words_hold_eight_outputs_in_its_own_order(tmp_path: Path) -> None:
@@ -264,7 +331,6 @@ CONFIGS = [
     ("gptq", {"bits": 3}, "gptq with 3 bits"),
     ("gptq", {"bits": 8}, "the files do not belong together"),
     ("gptq", {"checkpoint_format": "marlin"}, "gptq of checkpoint_format marlin"),
-    ("gptq", {"checkpoint_format": "gptq_v2"}, "zeros other than 8"),
     ("gptq", {"dynamic": {"+:.*up_proj": {"bits": 8}}}, "gptq with other schemes for some layers (dynamic)"),
     ("compressed", of_weights(num_bits=8), "which is none of what quantization_config says"),
     ("compressed", of_weights(strategy="tensor"), "4-bit int weights, strategy tensor"),

@@ -5,6 +5,7 @@ Shapes: O outputs, I inputs, G groups.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,7 @@ class Awq:
     group_size: int | None
     ignored: tuple[str, ...]
     packed: str = ".qweight"
+    scales: str = ".scales"
     others: tuple[str, ...] = (".qzeros", ".scales")
 
     @property
@@ -52,6 +54,9 @@ class Awq:
         scale_GO = layout.read_scales(stored, f"{module}.scales", (groups, num_outputs))
         words = stored.read_as_stored(module + self.packed, layout.INT32)
         return ScaledIntegers(_outputs_first(words), _outputs_first(zeros).to(torch.int16), scale_GO.T.contiguous())
+
+    def check_values(self, _stored: StoredTensors, _modules: Sequence[str]) -> None:
+        """See ``PackedLayout``; there is one version of zeros."""
 
 
 def read_awq(stated: Fields) -> Awq:

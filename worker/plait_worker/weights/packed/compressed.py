@@ -7,6 +7,7 @@ Shapes: O outputs, I inputs, G groups.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,7 @@ class PackQuantized:
     schemes: tuple[IntegerScheme, ...]
     ignored: tuple[str, ...] = ()
     packed: str = ".weight_packed"
+    scales: str = ".weight_scale"
     others: tuple[str, ...] = (".weight_scale", ".weight_zero_point", ".weight_g_idx", ".weight_shape")
 
     @property
@@ -88,6 +90,9 @@ class PackQuantized:
             scale_OG,
             layout.read_order(stored, order_name, num_inputs, groups) if stored.holds(order_name) else None,
         )
+
+    def check_values(self, _stored: StoredTensors, _modules: Sequence[str]) -> None:
+        """See ``PackedLayout``; there is one version of zeros."""
 
     def _scheme(self, stored: StoredTensors, module: str) -> IntegerScheme:
         """The one whose words, zeros and scales these are."""

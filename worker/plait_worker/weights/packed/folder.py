@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from plait_kernels.linear import BlockWeight
@@ -10,10 +11,11 @@ from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
 from plait_worker.weights.packed.integers import BLOCK
-from plait_worker.weights.packed.layout import PackedLayout
+from plait_worker.weights.packed.layout import PackedLayout, halves_hold
 from plait_worker.weights.safetensors_folder import SafetensorsFolder
 
 _WEIGHT = ".weight"
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 class PackedFolder:
@@ -26,6 +28,8 @@ class PackedFolder:
         packed = sorted(name for name in folder.names if name.endswith(layout.packed))
         self._modules = {_dense_name(name, layout): name.removesuffix(layout.packed) for name in packed}
         self._check_modules()
+        layout.check_values(folder, list(self._modules.values()))
+        self._dense = self._find_dense()
         belonging = {module + ending for module in self._modules.values() for ending in (layout.packed, *layout.others)}
         self._names = (folder.names - belonging) | self._modules.keys()
 
@@ -45,15 +49,15 @@ class PackedFolder:
         return self._folder.read(name) if module is None else self.layout.read(self._folder, module).dequantised()
 
     def block_weight(self, name: str) -> BlockWeight | None:
-        """A packed matrix, repacked; scales are rounded to float16 if they are of another type."""
+        """A packed matrix, repacked; float32 scales are rounded to float16."""
         module = self._modules.get(name)
-        kind = None if module is None else self.layout.block_kind(self._folder, module)
+        kind = None if module is None else self._block_kind(module)
         return None if module is None or kind is None else self.layout.read(self._folder, module).blocks(kind)
 
     def block_bytes(self, name: str) -> int | None:
         """From the headers."""
         module = self._modules.get(name)
-        kind = None if module is None else self.layout.block_kind(self._folder, module)
+        kind = None if module is None else self._block_kind(module)
         if kind is None:
             return None
         num_outputs, num_inputs = self.shape(name)
@@ -67,12 +71,30 @@ class PackedFolder:
 
     def block_kinds(self) -> frozenset[str | None]:
         """The blocks that hold the packed matrices; None among them if some have none."""
-        return frozenset(self.layout.block_kind(self._folder, module) for module in self._modules.values())
+        return frozenset(self._block_kind(module) for module in self._modules.values())
 
     def empty_biases(self) -> frozenset[str]:
         """Biases of packed matrices that are all zero: some tools write them for layers that have none."""
         biases = (f"{module}.bias" for module in self._modules.values())
         return frozenset(name for name in biases if name in self._names and not self._folder.read(name).any())
+
+    def _block_kind(self, module: str) -> str | None:
+        return None if _stack(module) in self._dense else self.layout.block_kind(self._folder, module)
+
+    def _find_dense(self) -> frozenset[str]:
+        """Matrices, and experts of a layer that are stacked, which no blocks hold all of."""
+        packed = self._modules.values()
+        whole = (name.removesuffix(_WEIGHT) for name in self._folder.names if name.endswith(_WEIGHT))
+        without = [module for module in packed if not self._has_blocks(module)]
+        return frozenset(_stack(module) for module in (*without, *whole))
+
+    def _has_blocks(self, module: str) -> bool:
+        if self.layout.block_kind(self._folder, module) is None:
+            return False
+        name = module + self.layout.scales
+        return (
+            not self._folder.holds(name) or self._folder.dtype(name) == "F16" or halves_hold(self._folder.mapped(name))
+        )
 
     def _check_modules(self) -> None:
         if not self._modules:
@@ -92,3 +114,8 @@ class PackedFolder:
 
 def _dense_name(packed_name: str, layout: PackedLayout) -> str:
     return packed_name.removesuffix(layout.packed) + _WEIGHT
+
+
+def _stack(module: str) -> str:
+    """The layer's experts, which are held alike; of another matrix itself."""
+    return _EXPERT.split(module)[0] if _EXPERT.search(module) else module

@@ -1,13 +1,16 @@
 """GPTQ's layout (arXiv 2210.17323, as AutoGPTQ and GPTQModel write it): 4- or 8-bit integers, inputs packed in words.
 
-Files of ``checkpoint_format`` gptq, the first, store each zero less one; gptq_v2 stores it as it is.
+Files of ``checkpoint_format`` gptq, the first, store each zero less one; gptq_v2 stores it as it is. GPTQModel
+subtracts from whole words, so a zero of 0 borrows from its neighbours; whole words give it back.
 
 Shapes: O outputs, I inputs, G groups.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -19,6 +22,12 @@ from plait_worker.weights.packed.integers import ScaledIntegers, unpack
 from plait_worker.weights.packed.layout import StoredTensors
 
 _ZERO_LESS_ONE = {"gptq": 1, "gptq_v2": 0}
+_ONES = {4: 0x11111111, 8: 0x01010101}
+"""A word of ones, by bits."""
+_NUM_SAMPLED = 5
+"""Matrices whose zeros are checked."""
+_MOST_OFF = 0.5
+"""Integers that weights are from 0 on average: those of a wrong version are 1 off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,7 @@ class Gptq:
     zero_offset: int
     ignored: tuple[str, ...] = ()
     packed: str = ".qweight"
+    scales: str = ".scales"
     others: tuple[str, ...] = (".qzeros", ".scales", ".g_idx")
 
     @property
@@ -70,18 +80,43 @@ class Gptq:
             self._order(stored, module, num_inputs, groups),
         )
 
+    def check_values(self, stored: StoredTensors, modules: Sequence[str]) -> None:
+        """See ``PackedLayout``: zeros of the other version would move every weight by its scale.
+
+        One of 255 integers is too little to tell.
+        """
+        if self.is_symmetric or self.bits == 8:
+            return
+        sampled = modules[:: -(-len(modules) // _NUM_SAMPLED)]
+        off = median(self.read(stored, module).mean_integer() for module in sampled)
+        if abs(off) > _MOST_OFF:
+            stated, other = sorted(_ZERO_LESS_ONE, key=lambda name: _ZERO_LESS_ONE[name] != self.zero_offset)
+            raise ModelFilesError(
+                f"weights of {sampled[0]} and others are {off:+.1f} integers from 0 on average, so their zeros are not "
+                f"of checkpoint_format {stated}: set checkpoint_format in quantization_config to {other}, or download "
+                "the model again"
+            )
+
     def _zeros(self, stored: StoredTensors, module: str, shape: tuple[int, int]) -> Tensor:
-        """int16 ``[O, G]``; a zero of 0 was stored as the largest integer."""
+        """int16 ``[O, G]``."""
         name, num_words = f"{module}.qzeros", -(-shape[1] // self._per_word)
         words = layout.read_fitting(stored, name, (shape[0], num_words))
-        stored_OG = unpack(words, self.bits)[:, : shape[1]].T.contiguous().to(torch.int16)
-        zero_OG = stored_OG + self.zero_offset & (1 << self.bits) - 1
-        if self.is_symmetric and not bool((zero_OG == 1 << self.bits - 1).all()):
+        if self.is_symmetric:
+            return self._middles(name, self._unpacked(words, shape[1]))
+        return self._unpacked(words + _ONES[self.bits] * self.zero_offset, shape[1])
+
+    def _unpacked(self, words: Tensor, num_outputs: int) -> Tensor:
+        return unpack(words, self.bits)[:, :num_outputs].T.contiguous().to(torch.int16)
+
+    def _middles(self, name: str, stored_OG: Tensor) -> Tensor:
+        """Of symmetric files, whichever version they say they are: some of the second call themselves the first."""
+        middle = 1 << self.bits - 1
+        if not any(bool((stored_OG == each).all()) for each in (middle, middle - 1)):
             raise ModelFilesError(
-                f"tensor {name} holds zeros other than {1 << self.bits - 1}, but quantization_config says sym: set "
-                "sym to false, or checkpoint_format to gptq_v2 if the files are of the second version"
+                f"tensor {name} holds zeros other than {middle}, but quantization_config says sym: set sym to false, "
+                "or download the model again"
             )
-        return zero_OG
+        return torch.full_like(stored_OG, middle)
 
     def _order(self, stored: StoredTensors, module: str, num_inputs: int, groups: int) -> Tensor | None:
         name = f"{module}.g_idx"

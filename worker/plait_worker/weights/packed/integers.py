@@ -38,8 +38,14 @@ class ScaledIntegers:
             torch.mul(self._centred(rows), self._of_inputs(self.scale_OG[rows]), out=out_OI[rows])
         return out_OI
 
+    def mean_integer(self) -> float:
+        """The median of the groups' means."""
+        order_I = torch.arange(self.quant_OI.shape[1]) if self.group_I is None else self.group_I.argsort(stable=True)
+        runs_OGI = self.quant_OI[:, order_I].unflatten(1, (self.scale_OG.shape[1], -1))
+        return float((runs_OGI.float().mean(2) - self.zero_OG).median())
+
     def blocks(self, kind: str) -> BlockWeight:
-        """The same values in blocks of a ``BLOCK_KINDS``; scales are float16 there.
+        """The same values in blocks of a ``BLOCK_KINDS``; scales are rounded to float16.
 
         Groups must be runs of a multiple of 32 inputs.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -18,6 +19,8 @@ INT32 = ("I32",)
 _SCALES = ("F16", "BF16", "F32")
 _MAX_SCALE = 65504.0
 """float16's largest."""
+_HALF_ERROR = 2.0**-11
+"""A number's share that rounding to float16 changes at most, if it is no subnormal."""
 
 
 class StoredTensors(Protocol):
@@ -59,6 +62,11 @@ class PackedLayout(Protocol):
         ...
 
     @property
+    def scales(self) -> str:
+        """What follows it in that of its scales."""
+        ...
+
+    @property
     def others(self) -> tuple[str, ...]:
         """What follows it in the names of all that belongs to them."""
         ...
@@ -73,6 +81,10 @@ class PackedLayout(Protocol):
 
     def read(self, stored: StoredTensors, module: str) -> ScaledIntegers:
         """The matrix; raises ``ModelFilesError`` if its tensors do not fit each other or the configuration."""
+        ...
+
+    def check_values(self, stored: StoredTensors, modules: Sequence[str]) -> None:
+        """Raise ``ModelFilesError`` if the matrices' values show that the configuration is wrong."""
         ...
 
 
@@ -105,6 +117,12 @@ def read_scales(stored: StoredTensors, name: str, shape: tuple[int, ...]) -> Ten
             f"tensor {name} holds a scale that is no number or above {_MAX_SCALE:,.0f}: download the model again"
         )
     return scale
+
+
+def halves_hold(scale: Tensor) -> bool:
+    """Whether float16 has all scales to its 11 bits: smaller ones lose some there, or become 0."""
+    exact = scale.float()
+    return bool(((exact.half().float() - exact).abs() <= exact.abs() * _HALF_ERROR).all())
 
 
 def read_order(stored: StoredTensors, name: str, num_inputs: int, num_groups: int) -> Tensor | None:
