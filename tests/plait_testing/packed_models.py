@@ -19,10 +19,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-QUANTISED = re.compile(r"\.(\w+_proj|kv_a_proj_with_mqa)\.weight$")
+QUANTISED = re.compile(r"\.(\w+_proj|w[123]|kv_a_proj_with_mqa)\.weight$")
 """Of layers and experts; routers, embeddings and the head stay as they are."""
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The output in each of a word's places, the lowest first."""
+
+_DOUBLED = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
+"""Twice the values of e2m1, by their bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Form:
     """How a matrix is quantised and stored."""
 
     method: str
-    """awq, gptq, gptq_v2 or compressed-tensors."""
+    """awq, gptq, gptq_v2, compressed-tensors or mxfp4, whose groups are of 32."""
     bits: int = 4
     is_symmetric: bool = True
     is_act_order: bool = False
@@ -48,6 +51,7 @@ FORMS = {
     "compressed-zeros": Form("compressed-tensors", is_symmetric=False),
     "compressed-8": Form("compressed-tensors", bits=8),
     "compressed-act-order": Form("compressed-tensors", is_act_order=True),
+    "mxfp4": Form("mxfp4"),
 }
 
 
@@ -68,6 +72,8 @@ class Quantised:
 
 def quantise(weight_OI: Tensor, form: Form, group_size: int) -> Quantised:
     """Rounded to the nearest; ``group_size`` -1 is the whole row."""
+    if form.method == "mxfp4":
+        return _quantise_mxfp4(weight_OI)
     num_outputs, num_inputs = weight_OI.shape
     size, most = num_inputs if group_size < 0 else group_size, (1 << form.bits) - 1
     order = torch.randperm(num_inputs) if form.is_act_order else torch.arange(num_inputs)
@@ -83,6 +89,16 @@ def quantise(weight_OI: Tensor, form: Form, group_size: int) -> Quantised:
     return Quantised(quant.clamp(0, most), zero_OG, scale_OG, group_I)
 
 
+def _quantise_mxfp4(weight_OI: Tensor) -> Quantised:
+    """Twice the values and half the scales: integers from -12 to 12, a zero of 16."""
+    runs = weight_OI.double().unflatten(1, (-1, 32))
+    exponent_OG = runs.abs().amax(2).clamp(min=1e-30).log2().floor() - 2
+    doubled = runs / 2 ** (exponent_OG[..., None] - 1)
+    nearest = _DOUBLED[(doubled[..., None] - _DOUBLED).abs().argmin(-1)].flatten(1)
+    group_I = torch.arange(weight_OI.shape[1]) // 32
+    return Quantised(nearest + 16, torch.full(exponent_OG.shape, 16), 2 ** (exponent_OG - 1), group_I)
+
+
 def pack(values: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
     """int32 words of the last side, padded with zeros; ``order`` is that of a word's values, lowest first."""
     per_word = 32 // bits
@@ -96,6 +112,12 @@ def tensors_of(module: str, made: Quantised, form: Form) -> dict[str, Tensor]:
     """What the files hold of a matrix."""
     if form.method == "compressed-tensors":
         return _compressed(module, made, form)
+    if form.method == "mxfp4":
+        code_OI = (made.quant_OI - 16)[..., None].eq(_DOUBLED).int().argmax(-1).to(torch.uint8)
+        return {
+            f"{module}.weight_packed": code_OI[:, 0::2] | code_OI[:, 1::2] << 4,
+            f"{module}.weight_scale": (made.scale_OG.log2() + 128).to(torch.uint8),
+        }
     if form.method == "awq":
         return {
             f"{module}.qweight": pack(made.quant_OI.T, 4, _AWQ_ORDER),
@@ -131,6 +153,11 @@ def stated(form: Form, group_size: int) -> dict[str, object]:
     if form.method == "awq":
         more = {"version": "gemm", "zero_point": True, "modules_to_not_convert": None}
         return {"quant_method": "awq", "bits": 4, "group_size": group_size, **more}
+    if form.method == "mxfp4":
+        args = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+        group_0 = {"targets": ["Linear"], "weights": args}
+        named = {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}
+        return {**named, "config_groups": {"group_0": group_0}}
     if form.method == "compressed-tensors":
         weights = {
             "num_bits": form.bits,

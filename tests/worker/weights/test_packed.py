@@ -42,6 +42,7 @@ BLOCK_KINDS = {
     "compressed": "Q4_0",
     "compressed-zeros": "Q5_0",
     "compressed-8": "Q8_0",
+    "mxfp4": "Q5_0",
 }
 Edit = Callable[[dict[str, Tensor]], object]
 

@@ -8,6 +8,8 @@ from plait_worker.weights.packed.awq import read_awq
 from plait_worker.weights.packed.compressed import is_pack_quantized, read_pack_quantized
 from plait_worker.weights.packed.gptq import read_gptq
 from plait_worker.weights.packed.layout import PackedLayout, not_supported
+from plait_worker.weights.packed.mxfp4 import FORMAT as MXFP4
+from plait_worker.weights.packed.mxfp4 import read_mxfp4
 
 
 def read_quantisation(fields: Fields) -> Fp8Scheme | PackedLayout | None:
@@ -24,10 +26,16 @@ def read_quantisation(fields: Fields) -> Fp8Scheme | PackedLayout | None:
         case "modelopt":
             return read_modelopt(stated)
         case "compressed-tensors":
-            return read_pack_quantized(stated) if is_pack_quantized(stated) else read_compressed_fp8(stated)
+            return _read_compressed(stated)
         case "awq":
             return read_awq(stated)
         case "gptq":
             return read_gptq(stated)
         case method:
             raise not_supported(stated, method)
+
+
+def _read_compressed(stated: Fields) -> Fp8Scheme | PackedLayout:
+    if stated.text("format", "") == MXFP4:
+        return read_mxfp4(stated)
+    return read_pack_quantized(stated) if is_pack_quantized(stated) else read_compressed_fp8(stated)

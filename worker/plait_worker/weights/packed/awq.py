@@ -29,7 +29,6 @@ class Awq:
     group_size: int | None
     ignored: tuple[str, ...]
     packed: str = ".qweight"
-    scales: str = ".scales"
     others: tuple[str, ...] = (".qzeros", ".scales")
 
     @property
@@ -45,6 +44,10 @@ class Awq:
     def block_kind(self, stored: StoredTensors, module: str) -> str | None:
         """See ``PackedLayout``."""
         return layout.blocks_for(_BITS, self.shape(stored, module)[1], self.group_size, is_symmetric=False)
+
+    def has_half_scales(self, stored: StoredTensors, module: str) -> bool:
+        """See ``PackedLayout``."""
+        return layout.are_halves(stored, f"{module}.scales")
 
     def read(self, stored: StoredTensors, module: str) -> ScaledIntegers:
         """See ``PackedLayout``."""

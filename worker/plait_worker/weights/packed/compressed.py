@@ -49,7 +49,6 @@ class PackQuantized:
     schemes: tuple[IntegerScheme, ...]
     ignored: tuple[str, ...] = ()
     packed: str = ".weight_packed"
-    scales: str = ".weight_scale"
     others: tuple[str, ...] = (".weight_scale", ".weight_zero_point", ".weight_g_idx", ".weight_shape")
 
     @property
@@ -75,6 +74,10 @@ class PackQuantized:
             return None
         num_inputs, scheme = self.shape(stored, module)[1], self._scheme(stored, module)
         return layout.blocks_for(scheme.bits, num_inputs, scheme.group_size, is_symmetric=scheme.is_symmetric)
+
+    def has_half_scales(self, stored: StoredTensors, module: str) -> bool:
+        """See ``PackedLayout``."""
+        return layout.are_halves(stored, f"{module}.weight_scale")
 
     def read(self, stored: StoredTensors, module: str) -> ScaledIntegers:
         """See ``PackedLayout``."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
 from plait_worker.weights.packed.integers import BLOCK
-from plait_worker.weights.packed.layout import PackedLayout, halves_hold
+from plait_worker.weights.packed.layout import PackedLayout
 from plait_worker.weights.safetensors_folder import SafetensorsFolder
 
 _WEIGHT = ".weight"
@@ -89,12 +89,8 @@ class PackedFolder:
         return frozenset(_stack(module) for module in (*without, *whole))
 
     def _has_blocks(self, module: str) -> bool:
-        if self.layout.block_kind(self._folder, module) is None:
-            return False
-        name = module + self.layout.scales
-        return (
-            not self._folder.holds(name) or self._folder.dtype(name) == "F16" or halves_hold(self._folder.mapped(name))
-        )
+        has_kind = self.layout.block_kind(self._folder, module) is not None
+        return has_kind and self.layout.has_half_scales(self._folder, module)
 
     def _check_modules(self) -> None:
         if not self._modules:

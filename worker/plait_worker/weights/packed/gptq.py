@@ -42,7 +42,6 @@ class Gptq:
     zero_offset: int
     ignored: tuple[str, ...] = ()
     packed: str = ".qweight"
-    scales: str = ".scales"
     others: tuple[str, ...] = (".qzeros", ".scales", ".g_idx")
 
     @property
@@ -66,6 +65,10 @@ class Gptq:
             return None
         num_inputs = self.shape(stored, module)[1]
         return layout.blocks_for(self.bits, num_inputs, self.group_size, is_symmetric=self.is_symmetric)
+
+    def has_half_scales(self, stored: StoredTensors, module: str) -> bool:
+        """See ``PackedLayout``."""
+        return layout.are_halves(stored, f"{module}.scales")
 
     def read(self, stored: StoredTensors, module: str) -> ScaledIntegers:
         """See ``PackedLayout``."""

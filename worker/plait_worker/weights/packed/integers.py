@@ -84,7 +84,12 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     """uint8 ``[..., 32 / bits W]`` of int32 ``[..., W]``: 4 or 8 bits each, the lowest first."""
     # A copy: a side of one element may have any stride, which a view as bytes refuses.
     bytes_ = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
-    return bytes_ if bits == 8 else torch.stack((bytes_ & 15, bytes_ >> 4), dim=-1).flatten(-2)
+    return bytes_ if bits == 8 else unpack_nibbles(bytes_)
+
+
+def unpack_nibbles(bytes_: Tensor) -> Tensor:
+    """uint8 ``[..., 2 X]`` of uint8 ``[..., X]``, the low four bits first."""
+    return torch.stack((bytes_ & 15, bytes_ >> 4), dim=-1).flatten(-2)
 
 
 def _nibbles(quant_RB32: Tensor) -> Tensor:

@@ -62,11 +62,6 @@ class PackedLayout(Protocol):
         ...
 
     @property
-    def scales(self) -> str:
-        """What follows it in that of its scales."""
-        ...
-
-    @property
     def others(self) -> tuple[str, ...]:
         """What follows it in the names of all that belongs to them."""
         ...
@@ -77,6 +72,10 @@ class PackedLayout(Protocol):
 
     def block_kind(self, stored: StoredTensors, module: str) -> str | None:
         """The GGUF blocks that hold the matrix exactly, from the headers; None if none do."""
+        ...
+
+    def has_half_scales(self, stored: StoredTensors, module: str) -> bool:
+        """Whether float16 has all scales to its 11 bits: smaller ones lose some there, or become 0."""
         ...
 
     def read(self, stored: StoredTensors, module: str) -> ScaledIntegers:
@@ -119,9 +118,11 @@ def read_scales(stored: StoredTensors, name: str, shape: tuple[int, ...]) -> Ten
     return scale
 
 
-def halves_hold(scale: Tensor) -> bool:
-    """Whether float16 has all scales to its 11 bits: smaller ones lose some there, or become 0."""
-    exact = scale.float()
+def are_halves(stored: StoredTensors, name: str) -> bool:
+    """Whether float16 has a tensor's scales to its 11 bits."""
+    if not stored.holds(name) or stored.dtype(name) == "F16":
+        return True
+    exact = stored.read_as_stored(name, _SCALES).float()
     return bool(((exact.half().float() - exact).abs() <= exact.abs() * _HALF_ERROR).all())
 
 
@@ -167,6 +168,6 @@ def not_supported(stated: Fields, what: str) -> ModelFilesError:
     """The error for a scheme that is not read."""
     return ModelFilesError(
         f"{stated.where}: quantisation {what} is not supported; these are: AWQ (version gemm, 4 bits), GPTQ (4 or 8 "
-        "bits), compressed-tensors pack-quantized (integers of 4 or 8 bits), FP8 (fp8, compressed-tensors of 8-bit "
-        "floats, modelopt FP8), and GGUF's: use such files, or the unquantised model"
+        "bits), compressed-tensors pack-quantized (integers of 4 or 8 bits) and mxfp4-pack-quantized, FP8 (fp8, "
+        "compressed-tensors of 8-bit floats, modelopt FP8), and GGUF's: use such files, or the unquantised model"
     )
