@@ -80,6 +80,11 @@ class BlockWeight:
         return block_values(self.kind, self.raw.unflatten(1, (-1, KINDS[self.kind].file_bytes))).flatten(1)
 
 
+def panel_bytes(kind: str, num_outputs: int, num_inputs: int) -> int:
+    """What the kernels hold of a matrix, but for the padding of its last panel."""
+    return num_outputs * num_inputs // KINDS[kind].inputs * KINDS[kind].panel_bytes
+
+
 def join(parts: Sequence[BlockWeight]) -> tuple[BlockWeight, ...] | None:
     """Matrices over the same inputs, one below the other: as few as have one block type each.
 

@@ -132,5 +132,9 @@ def stored_values(values: np.ndarray, kind: Kind) -> np.ndarray:
     if kind == Kind.F32:
         return values
     if kind in (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K):
-        return random_blocks(kind.name, *values.shape).raw.numpy()
+        return (
+            random_blocks(kind.name, values.size // values.shape[-1], values.shape[-1])
+            .raw.numpy()
+            .reshape(*values.shape[:-1], -1)
+        )
     return gguf.quants.quantize(values, kind)

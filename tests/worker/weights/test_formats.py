@@ -62,7 +62,7 @@ class Source:
     def block_weight(self, _name: str) -> None:
         """None is stored so."""
 
-    def block_bytes(self, _name: str) -> None:
+    def block_kind(self, _name: str) -> None:
         """None is stored so."""
 
     def fp8_weight(self, _name: str) -> None:

@@ -88,7 +88,7 @@ def test_blocks_hold_the_same_values_exactly(form: str, group_size: int, tmp_pat
     assert weight is not None
     assert weight.kind == BLOCK_KINDS[form]
     assert torch.equal(weight.dequantised(), meant["a.weight"].float())
-    assert files.block_bytes("a.weight") == weight.raw.nbytes
+    assert files.block_kind("a.weight") == weight.kind
 
 
 @pytest.mark.parametrize(("form", "group_size"), [("gptq-act-order", 64), ("gptq-8-zeros", 64), ("awq", 16)])
@@ -96,7 +96,7 @@ def test_what_no_blocks_hold_is_read_dense(form: str, group_size: int, tmp_path:
     save_matrices(tmp_path, FORMS[form], group_size, {"a": torch.randn(64, 256)})
     files = opened(tmp_path)
     assert files.block_weight("a.weight") is None
-    assert files.block_bytes("a.weight") is None
+    assert files.block_kind("a.weight") is None
 
 
 @pytest.mark.parametrize("form", ["compressed", "compressed-zeros", "compressed-8"])
@@ -166,7 +166,7 @@ def test_scales_that_float16_would_lose_are_kept_by_dense_weights(
     files, meant = opened(tmp_path), ((made.quant_OI - 8) * scale_OG.double()[:, made.group_I]).float()
     assert torch.equal(files.read("a.weight"), meant)
     weight = files.block_weight("a.weight")
-    assert (weight is not None) == (files.block_bytes("a.weight") is not None) == is_kept
+    assert (weight is not None) == (files.block_kind("a.weight") is not None) == is_kept
     if weight is not None:
         error = (weight.dequantised() - meant).abs()
         assert (error <= meant.abs() * (2.0**-11 if dtype == torch.float32 else 0)).all()

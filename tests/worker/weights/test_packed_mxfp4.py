@@ -51,7 +51,7 @@ def test_blocks_hold_the_scales_that_halves_have(low: int, high: int, is_kept: b
     scale[5, 1], scale[60, 7] = low, high
     files = opened(saved(tmp_path, packed, scale))
     weight = files.block_weight("a.weight")
-    assert (weight is not None) == (files.block_bytes("a.weight") is not None) == is_kept
+    assert (weight is not None) == (files.block_kind("a.weight") is not None) == is_kept
     if weight is not None:
         assert torch.equal(weight.dequantised(), files.read("a.weight"))
 

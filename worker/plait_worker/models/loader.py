@@ -24,6 +24,7 @@ from plait_worker.model_config import ModelConfig
 from plait_worker.models.model import Model
 from plait_worker.models.registry import read_config, read_gguf_config, spec_of
 from plait_worker.parallel import Parallel, check_divisible
+from plait_worker.weights.cut_blocks import dense_names
 from plait_worker.weights.dummy import DummyWeights
 from plait_worker.weights.formats.blocks import BLOCKS
 from plait_worker.weights.formats.fp8 import FP8_ON_LOAD, FP8_STORED
@@ -126,13 +127,19 @@ def load_model(
     weights = Weights(source, chosen, device, formats=formats, held=_make_weight_memory(parallel, device, free_bytes))
     unused = unused_tensors(files.names, config)
     elsewhere = other_ranks_experts(files.names, config, parallel)
-    least_bytes = weights.least_bytes(unused | elsewhere)
+    least_bytes = weights.least_bytes(unused | elsewhere, _dense_names(files, formats, parallel))
     weights.held.expect(least_bytes, _transient_bytes(least_bytes, device))
     with torch.inference_mode(), _prefetch(files, frozenset(files.names) - unused - elsewhere, device, parallel):
         model = read_model(config, weights, parallel, fp8)
     weights.check_leftovers(unused | elsewhere | _empty_biases(files))
     _say_what_is_left_out(unused, config, len(files.names))
     return model
+
+
+def _dense_names(files: TensorSource, formats: Sequence[WeightFormat[Any]], parallel: Parallel) -> frozenset[str]:
+    if BLOCKS not in formats:
+        return frozenset()
+    return dense_names(files, parallel.world, whole_experts=parallel.experts is not None)
 
 
 def _say_what_is_left_out(unused: Collection[str], config: ModelConfig, num_tensors: int) -> None:

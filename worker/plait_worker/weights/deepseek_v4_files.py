@@ -80,7 +80,7 @@ class DeepseekV4Files:
     def block_weight(self, _name: str) -> None:
         """A folder has no GGUF blocks."""
 
-    def block_bytes(self, _name: str) -> None:
+    def block_kind(self, _name: str) -> None:
         """A folder has no GGUF blocks."""
 
     def fp8_weight(self, _name: str) -> None:

@@ -81,10 +81,10 @@ class GgufFile:
             return None
         return BlockWeight(stored.tensor.kind.name, torch.from_numpy(self._raw_rows(stored).copy()))
 
-    def block_bytes(self, name: str) -> int | None:
+    def block_kind(self, name: str) -> str | None:
         """From the header."""
         stored = self._by_name[name]
-        return self._raw_rows(stored).nbytes if stored.has_gemm else None
+        return stored.tensor.kind.name if stored.has_gemm else None
 
     def fp8_weight(self, name: str) -> None:
         """A GGUF has no FP8."""
@@ -151,9 +151,9 @@ class UnpermutedGguf:
         weight = self._file.block_weight(name)
         return weight and BlockWeight(weight.kind, self._unpermuted(name, weight.raw))
 
-    def block_bytes(self, name: str) -> int | None:
+    def block_kind(self, name: str) -> str | None:
         """The file's."""
-        return self._file.block_bytes(name)
+        return self._file.block_kind(name)
 
     def fp8_weight(self, name: str) -> None:
         """A GGUF has no FP8."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from plait_kernels.linear import BlockWeight, Fp8Weight, Matrix
+from plait_kernels.linear.blocks import panel_bytes
 from plait_kernels.moe import Experts
 from torch import Tensor
 
@@ -145,8 +146,8 @@ class Weights:
         return self.source.block_weight(self._check_tensor(name, shape))
 
     def keep(self, name: str, weight: BlockWeight) -> None:
-        """Count a matrix, or a shard of it, that stays quantised."""
-        self.held.add(self.prefix + name, weight.raw.nbytes)
+        """Count a matrix, or a shard of it, that stays quantised in panels."""
+        self.held.add(self.prefix + name, panel_bytes(weight.kind, *weight.shape))
         self.held.quantised_types.add(weight.kind)
 
     def fp8_weight(self, name: str, shape: tuple[int, ...]) -> Fp8Weight | None:
@@ -167,23 +168,23 @@ class Weights:
         same.prefix = self.prefix
         return same
 
-    def least_bytes(self, unused: Collection[str]) -> dict[str, int]:
-        """What each tensor in the files takes at least; those of ``unused`` take nothing.
+    def least_bytes(self, unused: Collection[str], dense: Collection[str] = ()) -> dict[str, int]:
+        """What each tensor in the files takes at least; those of ``unused`` take nothing, ``dense`` have no blocks.
 
         One that is taken dense all the same, or in two forms, takes more, which shows as it is read.
         """
-        return {name: self._least_bytes(name) for name in self.source.names if name not in unused}
+        return {name: self._least_bytes(name, dense) for name in self.source.names if name not in unused}
 
     def hold_more(self, name: str, num_bytes: int) -> None:
         """Count bytes of a second or larger form of a tensor that was taken."""
         self.held.add(self.prefix + name, num_bytes)
 
-    def _least_bytes(self, name: str) -> int:
-        dense = math.prod(self.source.shape(name)) * self.dtype.itemsize
-        if name.endswith(_LOOKED_UP):
-            return dense
+    def _least_bytes(self, name: str, dense: Collection[str]) -> int:
+        upcast = math.prod(self.source.shape(name)) * self.dtype.itemsize
+        if name.endswith(_LOOKED_UP) or name in dense:
+            return upcast
         stored = (each.stored_bytes(self.source, name) for each in self.formats)
-        return min([dense, *(num_bytes for num_bytes in stored if num_bytes is not None)])
+        return min([upcast, *(num_bytes for num_bytes in stored if num_bytes is not None)])
 
     def _check_tensor(self, name: str, shape: tuple[int, ...]) -> str:
         """The tensor's full name; raises ``ModelFilesError`` if the files lack it or give it another shape."""

@@ -74,9 +74,9 @@ class _ReorderedSource(ABC):
         weight = self.source.block_weight(name)
         return weight and BlockWeight(weight.kind, self._reordered(name, weight.raw))
 
-    def block_bytes(self, name: str) -> int | None:
+    def block_kind(self, name: str) -> str | None:
         """The source's."""
-        return self.source.block_bytes(name)
+        return self.source.block_kind(name)
 
 
 class DeinterleavedSource(_ReorderedSource):

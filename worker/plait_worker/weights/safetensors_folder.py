@@ -136,7 +136,7 @@ class SafetensorsFolder:
     def block_weight(self, name: str) -> None:
         """A folder has no GGUF blocks."""
 
-    def block_bytes(self, name: str) -> None:
+    def block_kind(self, name: str) -> None:
         """A folder has no GGUF blocks."""
 
     def _scale_names(self) -> set[str]:

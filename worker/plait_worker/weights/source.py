@@ -29,8 +29,8 @@ class TensorSource(Protocol):
         """A matrix in quantised blocks; None if it is stored otherwise, or its block type has no kernel."""
         ...
 
-    def block_bytes(self, name: str) -> int | None:
-        """What ``block_weight`` would take, without reading it."""
+    def block_kind(self, name: str) -> str | None:
+        """The kind of ``block_weight``, without reading it; None if that is None."""
         ...
 
     def fp8_weight(self, name: str) -> Fp8Weight | None:

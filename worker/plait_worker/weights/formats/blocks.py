@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from plait_kernels.linear import BlockWeight, CpuBlockMatrix, Matrix
-from plait_kernels.linear.blocks import PANEL, join
+from plait_kernels.linear.blocks import PANEL, join, panel_bytes
 from plait_kernels.moe import Experts
 from plait_kernels.moe.cpu import ExpertPanels
 from torch import Tensor
@@ -24,8 +24,9 @@ class Blocks:
     is_quantised = True
 
     def stored_bytes(self, source: TensorSource, name: str) -> int | None:
-        """From the header."""
-        return source.block_bytes(name)
+        """Of its panels, from the header."""
+        kind = source.block_kind(name)
+        return None if kind is None else panel_bytes(kind, *source.shape(name))
 
     def read(self, weights: Weights, shard: MatrixShard) -> tuple[BlockWeight, ...] | None:
         """Padding has no blocks, and inputs are cut between blocks only."""

@@ -6,11 +6,9 @@ import re
 from collections.abc import Collection
 
 from plait_kernels.linear import BlockWeight
-from plait_kernels.linear.blocks import KINDS
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
-from plait_worker.weights.packed.integers import BLOCK
 from plait_worker.weights.packed.layout import PackedLayout
 from plait_worker.weights.safetensors_folder import SafetensorsFolder
 
@@ -50,18 +48,13 @@ class PackedFolder:
 
     def block_weight(self, name: str) -> BlockWeight | None:
         """A packed matrix, repacked; float32 scales are rounded to float16."""
-        module = self._modules.get(name)
-        kind = None if module is None else self._block_kind(module)
-        return None if module is None or kind is None else self.layout.read(self._folder, module).blocks(kind)
+        kind = self.block_kind(name)
+        return None if kind is None else self.layout.read(self._folder, self._modules[name]).blocks(kind)
 
-    def block_bytes(self, name: str) -> int | None:
-        """From the headers."""
+    def block_kind(self, name: str) -> str | None:
+        """From the headers, and the scales that are not float16."""
         module = self._modules.get(name)
-        kind = None if module is None else self._block_kind(module)
-        if kind is None:
-            return None
-        num_outputs, num_inputs = self.shape(name)
-        return num_outputs * num_inputs // BLOCK * KINDS[kind].file_bytes
+        return None if module is None else self._block_kind(module)
 
     def fp8_weight(self, _name: str) -> None:
         """Integers are not FP8."""
