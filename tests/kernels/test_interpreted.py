@@ -33,7 +33,7 @@ from plait_kernels.kv_cache import reference as cache_reference
 from plait_kernels.kv_cache import triton as cache_triton
 from plait_kernels.linear import RowNorm, Tile, gemv_triton, router_gemv_triton, skinny_gemm_triton
 from plait_kernels.linear import reference as linear_reference
-from plait_kernels.mla import AbsorbedQueries, CacheTarget, MlaNorm, Tables
+from plait_kernels.mla import AbsorbedQueries, CacheTarget, MlaNorm, Tables, values_triton
 from plait_kernels.mla import reference as mla_reference
 from plait_kernels.mla import triton as mla_triton
 from plait_kernels.moe import (
@@ -309,6 +309,19 @@ def test_a_router_normalises_its_input(num_outputs: int, num_inputs: int) -> Non
     given = router_gemv_triton.rmsnorm_router_gemv(x, norm, weight)
     for part, right in zip(given, linear_reference.rmsnorm_router_gemv(x, norm, weight), strict=True):
         assert_close(part, right)
+    assert_close(router_gemv_triton.router_gemv(x, weight), x @ weight.T)
+
+
+@pytest.mark.parametrize(("num_rows", "num_heads", "value_dim", "width"), [(1, 2, 16, 32), (4, 3, 12, 40)])
+def test_a_few_rows_latents_become_each_head_s_values(
+    num_rows: int, num_heads: int, value_dim: int, width: int
+) -> None:
+    latents, whole = torch.randn(num_rows, num_heads, width), torch.randn(num_heads, value_dim + 5, width + 8)
+    value = whole[:, 5:, :width]  # a half of the matrix, as it is held
+    given, right = (torch.empty(num_rows, num_heads, value_dim) for _ in range(2))
+    values_triton.up_project_values(latents, value, given)
+    mla_reference.up_project_values(latents, value, right)
+    assert_close(given, right)
 
 
 @pytest.mark.parametrize("num", [8, 24])

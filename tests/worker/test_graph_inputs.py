@@ -157,6 +157,14 @@ def test_planned_steps_hold_whole_token_budgets(num_prompt: int, num_decode: int
     assert roomy[0].context_tokens == 1024
 
 
+def test_several_ranks_capture_steps_of_many_prompts_that_one_rank_launches() -> None:
+    needed = GraphSize(8192 - 200, 64, 200, 8000)
+    assert not [size for size in capture_sizes(256, 8192, (0, 4096, 8192)) if size.fits(needed)]
+    (roomy,) = [size for size in capture_sizes(256, 8192, (0, 4096, 8192), num_ranks=2) if size.fits(needed)]
+    assert (roomy.prompt_tokens, roomy.decode_rows, roomy.context_tokens) == (8192, 256, 8192)
+    assert max(size.prompt_tokens for size in capture_sizes(256, 8000, (0,), num_ranks=2)) == 5120
+
+
 def test_no_graph_is_larger_than_a_step_may_be() -> None:
     assert max(size.num_tokens for size in capture_sizes(8, 300)) == 256
 

@@ -27,10 +27,12 @@ every context size.
 Such a step has more kernels. On an H200 they take as long as their launches at some 3,500 tokens (16 heads, 27 layers:
 38 ms).
 """
+LARGE_PLANNED_TILES = (40, 64)
+"""Of several ranks besides, which launch as long for a share of the work. They have no cached tokens or the most."""
 LEAST_PROMPT = 64
 """Prompt tokens of the smallest mixed step that has a graph."""
-PROMPT_ROWS = 17
-"""Prefill rows of a step with prompts, the unused one included."""
+PROMPT_ROWS, PLANNED_PROMPT_ROWS = 17, 65
+"""Prefill rows of a step with prompts, the unused one included; those of planned steps cost no attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,10 @@ def needed_size(inputs: StepInputs) -> GraphSize:
     return GraphSize(inputs.num_tokens - num_decode, num_prefill, num_decode, int(inputs.starts_R[:num_prefill].sum()))
 
 
-def capture_sizes(max_rows: int, max_tokens: int, contexts: Sequence[int] = ()) -> list[GraphSize]:
+def capture_sizes(max_rows: int, max_tokens: int, contexts: Sequence[int] = (), num_ranks: int = 1) -> list[GraphSize]:
     """Graphs for up to ``max_rows`` decode rows and steps of ``max_tokens`` tokens, smallest first.
 
-    Those whose prompts are planned hold one of ``contexts`` cached tokens.
+    Those whose prompts are planned hold one of ``contexts`` cached tokens, smallest first too.
     """
     decode = [GraphSize(0, 0, rows) for rows in _up_to(DECODE_ROWS, max_rows)]
     mixed = [
@@ -87,9 +89,12 @@ def capture_sizes(max_rows: int, max_tokens: int, contexts: Sequence[int] = ()) 
         for tiles, rows in itertools.product(TILES, (0, *_up_to(MIXED_DECODE_ROWS, max_rows)))
         if tiles * TILE - rows >= LEAST_PROMPT and tiles * TILE <= max_tokens
     ]
+    kinds = list(itertools.product(PLANNED_TILES, contexts))
+    if num_ranks > 1:
+        kinds += itertools.product(LARGE_PLANNED_TILES, dict.fromkeys((*contexts[:1], *contexts[-1:])))
     planned = [
-        GraphSize(tiles * TILE, PROMPT_ROWS, rows, context)
-        for tiles, rows, context in itertools.product(PLANNED_TILES, _up_to(PLANNED_DECODE_ROWS, max_rows), contexts)
+        GraphSize(tiles * TILE, PLANNED_PROMPT_ROWS, rows, context)
+        for (tiles, context), rows in itertools.product(kinds, [*_up_to(PLANNED_DECODE_ROWS, max_rows)])
         if tiles * TILE <= max_tokens
     ]
     return sorted(decode + mixed + planned, key=lambda size: (size.num_tokens, size.context_tokens or 0))

@@ -1,22 +1,25 @@
 """What a rank does over its peers' memory: the all-reduces of a replica, the exchange of a group that shares experts.
 
 Each includes the sum with the residual and the RMS norm after it. They are opened when the model's width is known.
-Until then, and where GPUs cannot open each other's memory, NCCL is used. Shapes: N rows, D the width.
+Until then, and where GPUs cannot open each other's memory, NCCL is used. Shapes: N rows, D the width, I inputs of a
+GEMM.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from plait_kernels.collective import CopiedAllReduce, Copying, ExpertExchange, PeerAllReduce
+from plait_kernels.collective import CopiedAllReduce, ExpertExchange, PeerAllReduce
 from plait_proto import ExitCode
 from torch import Tensor
 
 from plait_worker.errors import WorkerError
 
-LEAST_HIDDEN = 7168
-"""Rows of a step from which copies of one half are hidden behind the GEMMs of the other; never in a captured step.
+LEAST_HIDDEN = 4096
+"""Rows of a step from which copies of some are hidden behind the GEMMs of others; never in a captured step.
 
-Two halves' GEMMs take 5% longer than the whole's on an H200, and twice the launches: fewer rows gain nothing.
+It takes more launches, which the host must make faster than the device computes.
 """
 
 
@@ -52,24 +55,25 @@ class Peers:
         return self.all_reduce.largest_logit(logits_SU, own_ids_S, first, num_own, place)
 
     def hides(self, x_ND: Tensor) -> bool:
-        """Whether ``begin`` takes each half of a step's rows."""
+        """Whether ``add_parts_rms_norm`` takes a step with these rows."""
         if self.copied is None or x_ND.shape[0] < LEAST_HIDDEN:
             return False
         if x_ND.is_cuda and torch.cuda.is_current_stream_capturing():
             return False
-        return all(self.copied.supports(x_ND[rows]) for rows in halves(x_ND.shape[0]))
+        return self.copied.supports(x_ND)
 
-    def begin(self, partial_ND: Tensor) -> Copying:
-        """Carry a partial sum of ``hides`` to the peers, behind what the current stream computes next."""
-        assert self.copied is not None
-        return self.copied.begin(partial_ND)
-
-    def finish(
-        self, copying: Copying, residual_ND: Tensor, weight_D: Tensor, eps: float, place: int
+    def add_parts_rms_norm(
+        self,
+        gemm: Callable[[Tensor], Tensor],
+        x_NI: Tensor,
+        residual_ND: Tensor,
+        weight_D: Tensor,
+        eps: float,
+        place: int,
     ) -> tuple[Tensor, Tensor]:
-        """The norm of the ranks' sum and the residual, and that sum."""
+        """The norm of the ranks' sum of ``gemm(x)`` and the residual, and that sum, in a step of ``hides``."""
         assert self.copied is not None
-        return self.copied.finish(copying, residual_ND, weight_D, eps, place)
+        return self.copied.add_rms_norm(gemm, x_NI, residual_ND, weight_D, eps, place)
 
     def limit_waits(self, seconds: float) -> None:
         """From now on, give a peer up after so long."""
@@ -93,9 +97,3 @@ class Peers:
             f"rank {rank} waited in vain for rank {peer} in {where}: rank {peer} is gone or stopped, or computes "
             "another step",
         )
-
-
-def halves(num_rows: int) -> tuple[slice, slice]:
-    """Of a step's rows."""
-    middle = -(-num_rows // 2)
-    return slice(middle), slice(middle, num_rows)

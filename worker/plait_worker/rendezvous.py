@@ -203,8 +203,8 @@ def _open_all_reduce(parallel: Parallel, device: torch.device, limits: Limits, i
 
 
 def _open_copies(parallel: Parallel, device: torch.device, whole: Limits) -> CopiedAllReduce | None:
-    """For halves of a step's rows. A block waits for copies alone, so that two share a multiprocessor."""
-    limits = dataclasses.replace(whole, max_rows=-(-whole.max_rows // 2), max_blocks=2 * whole.max_blocks)
+    """A block waits for copies alone, so that two share a multiprocessor."""
+    limits = dataclasses.replace(whole, max_blocks=2 * whole.max_blocks)
 
     def connect(addresses: list[int]) -> CopiedAllReduce:
         return CopiedAllReduce(parallel.rank, addresses, limits, device)

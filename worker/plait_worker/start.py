@@ -325,7 +325,8 @@ def _graph_sizes(loaded: Loaded) -> list[GraphSize]:
     prompts = attention.captured_prefill
     contexts = () if prompts is None else prompts.contexts
     max_rows = min(config.device.cuda_graph_max_bs or DECODE_ROWS[-1], config.max_seqs)
-    return capture_sizes(max_rows, 0 if prompts is None else config.max_batch_tokens, contexts)
+    max_tokens = 0 if prompts is None else config.max_batch_tokens
+    return capture_sizes(max_rows, max_tokens, contexts, parallel.everyone.world)
 
 
 def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:

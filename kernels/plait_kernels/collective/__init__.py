@@ -4,7 +4,7 @@
 never used.
 """
 
-from plait_kernels.collective.copied_all_reduce import CopiedAllReduce, Copying
+from plait_kernels.collective.copied_all_reduce import CopiedAllReduce, row_parts
 from plait_kernels.collective.expert_exchange import (
     ExchangeLimits,
     ExpertExchange,
@@ -19,7 +19,6 @@ from plait_kernels.collective.reference import add_partials_rms_norm, largest_lo
 __all__ = [
     "EMPTY",
     "CopiedAllReduce",
-    "Copying",
     "ExchangeLimits",
     "ExpertExchange",
     "GatheredRows",
@@ -29,6 +28,7 @@ __all__ = [
     "SentRows",
     "add_partials_rms_norm",
     "largest_logit",
+    "row_parts",
     "unsupported_exchange",
     "unsupported_reason",
 ]

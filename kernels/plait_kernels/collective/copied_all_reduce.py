@@ -1,11 +1,13 @@
-"""The all-reduce of many rows whose partial sums copy engines carry, while GEMMs of other rows have the GPU.
+"""The all-reduce of many rows whose partial sums copy engines carry in parts, while GEMMs of other parts have the GPU.
 
-``add_copied_rms_norm`` of ``peer_all_reduce.cu`` then adds them. Shapes: N rows, D the width.
+``add_copied_rms_norm`` of ``peer_all_reduce.cu`` then adds them. Shapes: N rows, P those of a part, I the inputs of the
+GEMM that makes the partial sums, D the width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,29 +16,45 @@ from torch import Tensor
 from plait_kernels.collective.peer_all_reduce import Limits, Lost, Watch, compile_for, row_shape
 from plait_kernels.nvrtc import check
 
-_SLOTS = 4
-"""``COPY_SLOTS`` of ``peer_all_reduce.cu``."""
+_SLOTS, MAX_PARTS = 2, 3
+"""As in ``peer_all_reduce.cu``."""
 _FLAGS = 4096
 """Values of a flag; a slot sees each again long after the last."""
 _FLAG_BYTES = 4
+_TILE_ROWS, _TILE_COLUMNS = 128, 256
+"""Of a GEMM's output that a multiprocessor computes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Copying:
-    """A partial sum on its way to the peers."""
+class _Part:
+    """Rows of a partial sum on their way to the peers."""
 
-    launch: int
-    """Launches before it."""
-    partial_ND: Tensor
+    number: int
+    rows: slice
+    partial_PD: Tensor
     """Must live until ``copied`` is waited for: the allocator knows nothing of the copies' stream."""
     copied: torch.cuda.Event
 
 
-class CopiedAllReduce:
-    """One rank's side. All ranks make the same calls in the same order, never while a graph is captured.
+def row_parts(num_rows: int, width: int, num_multiprocessors: int) -> list[slice]:
+    """Parts whose GEMMs of ``width`` outputs take no more waves of tiles together than that of all rows.
 
-    Between ``begin`` and its ``finish`` one other may begin, and no more.
+    Each takes half the waves that are left: what is computed last is short, and so is its way to the peers.
     """
+    tiles_per_strip, strips = -(-width // _TILE_COLUMNS), -(-num_rows // _TILE_ROWS)
+    bounds = [0]
+    while strips:
+        waves = -(-strips * tiles_per_strip // num_multiprocessors)
+        taken = -(-waves // 2) * num_multiprocessors // tiles_per_strip
+        if waves == 1 or len(bounds) == MAX_PARTS or taken == 0:
+            taken = strips
+        strips -= taken
+        bounds.append(bounds[-1] + taken * _TILE_ROWS)
+    return [slice(begin, min(end, num_rows)) for begin, end in itertools.pairwise(bounds)]
+
+
+class CopiedAllReduce:
+    """One rank's side. All ranks make the same calls in the same order, never while a graph is captured."""
 
     def __init__(self, rank: int, memories: Sequence[int], limits: Limits, device: torch.device) -> None:
         """``memories`` are the addresses on this device of every rank's memory, filled with zeros."""
@@ -48,60 +66,89 @@ class CopiedAllReduce:
         self._shape = row_shape(limits)
         self._watch = Watch(rank, memories, limits, device)
         self._kernel = compile_for(limits, device)["add_copied_rms_norm"]
+        self._num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         self._flags = torch.arange(1, _FLAGS + 1, dtype=torch.int32, device=device)
         self._stream = torch.cuda.Stream(device)
         self._driver_stream = driver.CUstream(self._stream.cuda_stream)
-        self._computed, self._copied = ([torch.cuda.Event() for _ in range(_SLOTS)] for _ in range(2))
-        self._num_launches = 0
+        self._computed, self._copied = ([torch.cuda.Event() for _ in range(_SLOTS * MAX_PARTS)] for _ in range(2))
+        self._num_reductions = 0
         torch.cuda.synchronize(device)
 
     @staticmethod
     def memory_bytes(limits: Limits, world: int) -> int:
         """What each rank's memory must hold."""
-        return _SLOTS * (world - 1) * (limits.max_rows * limits.width * limits.dtype.itemsize + _FLAG_BYTES)
+        slot_bytes = limits.max_rows * limits.width * limits.dtype.itemsize + MAX_PARTS * _FLAG_BYTES
+        return _SLOTS * (world - 1) * slot_bytes
 
-    def begin(self, partial_ND: Tensor) -> Copying:
-        """Carry it to the peers as soon as the current stream has computed it."""
-        launch = self._num_launches
-        self._num_launches += 1
-        computed, copied = self._computed[launch % _SLOTS], self._copied[launch % _SLOTS]
-        computed.record()
-        self._stream.wait_event(computed)
-        for peer in range(len(self._memories)):
-            if peer != self._rank:
-                self._copy(partial_ND, peer, launch)
-        copied.record(self._stream)
-        return Copying(launch, partial_ND, copied)
-
-    def _copy(self, partial_ND: Tensor, peer: int, launch: int) -> None:
-        from cuda.bindings import driver
-
-        others = len(self._memories) - 1
-        region = launch % _SLOTS * others + (self._rank if self._rank < peer else self._rank - 1)
-        region_bytes = self._limits.max_rows * self._limits.width * self._limits.dtype.itemsize
-        base, stream = self._memories[peer], self._driver_stream
-        place, flag = base + region * region_bytes, base + _SLOTS * others * region_bytes + region * _FLAG_BYTES
-        check(driver.cuMemcpyDtoDAsync(place, partial_ND.data_ptr(), partial_ND.nbytes, stream))
-        value = self._flags.data_ptr() + launch % _FLAGS * _FLAG_BYTES
-        check(driver.cuMemcpyDtoDAsync(flag, value, _FLAG_BYTES, stream))
-
-    def finish(
-        self, copying: Copying, residual_ND: Tensor, weight_D: Tensor, eps: float, place: int = 0
+    def add_rms_norm(
+        self,
+        gemm: Callable[[Tensor], Tensor],
+        x_NI: Tensor,
+        residual_ND: Tensor,
+        weight_D: Tensor,
+        eps: float,
+        place: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """See ``plait_kernels.collective.reference.add_partials_rms_norm``; ``place`` is reported if a peer is lost."""
+        """See ``plait_kernels.collective.reference.add_partials_rms_norm``; a rank's partial sum is ``gemm(x)``.
+
+        ``gemm`` takes any rows. ``place`` is reported if a peer is lost.
+        """
         normed_ND, sum_ND = torch.empty_like(residual_ND), torch.empty_like(residual_ND)
-        num_rows, shape, launch = residual_ND.shape[0], self._shape, copying.launch
-        torch.cuda.current_stream().wait_event(copying.copied)
-        blocks = (min(num_rows, self._limits.max_blocks), shape.threads, 0)
-        given = (copying.partial_ND, residual_ND, weight_D, normed_ND, sum_ND, num_rows, shape.vectors)
-        self._kernel(blocks, *given, float(eps), place, self._watch.state, launch, launch % _FLAGS + 1)
+        parts = row_parts(len(residual_ND), self._limits.width, self._num_multiprocessors)
+        begun = [self._begin(number, rows, gemm(x_NI[rows])) for number, rows in enumerate(parts)]
+        for part in begun:
+            given = residual_ND[part.rows], weight_D, normed_ND[part.rows], sum_ND[part.rows]
+            self._finish(part, *given, eps, place)
+        self._num_reductions += 1
         return normed_ND, sum_ND
 
-    def supports(self, partial_ND: Tensor) -> bool:
-        """Whether a call fits."""
-        num_rows, width = partial_ND.shape
-        fits = 0 < num_rows <= self._limits.max_rows and width == self._limits.width
-        return fits and partial_ND.is_contiguous() and partial_ND.dtype == self._limits.dtype
+    def _begin(self, number: int, rows: slice, partial_PD: Tensor) -> _Part:
+        """Carry it to the peers as soon as the current stream has computed it."""
+        event = self._num_reductions % _SLOTS * MAX_PARTS + number
+        self._computed[event].record()
+        self._stream.wait_event(self._computed[event])
+        for peer in range(len(self._memories)):
+            if peer != self._rank:
+                self._copy(partial_PD, peer, number, rows.start)
+        self._copied[event].record(self._stream)
+        return _Part(number, rows, partial_PD, self._copied[event])
+
+    def _copy(self, partial_PD: Tensor, peer: int, number: int, first_row: int) -> None:
+        from cuda.bindings import driver
+
+        others, slot, stream = len(self._memories) - 1, self._num_reductions % _SLOTS, self._driver_stream
+        source = self._rank if self._rank < peer else self._rank - 1
+        row_bytes = self._limits.width * self._limits.dtype.itemsize
+        region_bytes, base = self._limits.max_rows * row_bytes, self._memories[peer]
+        place = base + (slot * others + source) * region_bytes + first_row * row_bytes
+        flag = base + _SLOTS * others * region_bytes + ((slot * MAX_PARTS + number) * others + source) * _FLAG_BYTES
+        check(driver.cuMemcpyDtoDAsync(place, partial_PD.data_ptr(), partial_PD.nbytes, stream))
+        value = self._flags.data_ptr() + self._num_reductions % _FLAGS * _FLAG_BYTES
+        check(driver.cuMemcpyDtoDAsync(flag, value, _FLAG_BYTES, stream))
+
+    def _finish(
+        self,
+        part: _Part,
+        residual_PD: Tensor,
+        weight_D: Tensor,
+        normed_PD: Tensor,
+        sum_PD: Tensor,
+        eps: float,
+        place: int,
+    ) -> None:
+        num_rows, shape, reduction = len(residual_PD), self._shape, self._num_reductions
+        torch.cuda.current_stream().wait_event(part.copied)
+        blocks = (min(num_rows, self._limits.max_blocks), shape.threads, 0)
+        given = (part.partial_PD, residual_PD, weight_D, normed_PD, sum_PD, num_rows, shape.vectors)
+        sent = (reduction, part.number, part.rows.start, reduction % _FLAGS + 1)
+        self._kernel(blocks, *given, float(eps), place, self._watch.state, *sent)
+
+    def supports(self, x_ND: Tensor) -> bool:
+        """Whether partial sums of such rows fit."""
+        num_rows, width = x_ND.shape
+        return (
+            0 < num_rows <= self._limits.max_rows and width == self._limits.width and x_ND.dtype == self._limits.dtype
+        )
 
     def limit_spins(self, seconds: float) -> None:
         """Give a peer up after so long, in launches that the host makes from now on."""

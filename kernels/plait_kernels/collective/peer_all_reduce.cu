@@ -9,9 +9,9 @@
 //
 // Every launch has the same shape on all ranks, and its blocks are resident all at once, since they wait for the peers'.
 //
-// Large matrices may come by copy engines instead, while a GEMM has the multiprocessors. A flag behind the vectors then
-// tells that they have come. Four slots alternate, by the host's count of launches: a rank copies for launch n after its
-// sum n - 2. So a peer copies into a slot again after its sum n + 2, which needed what this rank copied after its sum n.
+// Large matrices may come in parts by copy engines instead, while a GEMM has the multiprocessors. A flag for each part
+// then tells that it has come. Two slots alternate, by the host's count of reductions: a rank copies for reduction n after
+// all its sums of n - 1, which needed what every peer copied after all its sums of n - 2.
 
 #ifndef VECTORS
 #define VECTORS 1
@@ -24,7 +24,7 @@
 typedef long long Long;
 
 constexpr int SLOTS = 2;
-constexpr int COPY_SLOTS = 4;
+constexpr int MAX_PARTS = 3;  // of a reduction by copies
 constexpr int MAX_BLOCKS = 512;
 
 // In device memory, one for each rank; the host writes it once.
@@ -33,7 +33,7 @@ struct State {
     unsigned long long capacity;        // vectors of one rank in a slot
     unsigned long long spin_nanoseconds;
     unsigned* report;                   // on the host: is lost, rank, peer, launch, place
-    // Of each rank: [SLOTS][world - 1][capacity]; with copies [COPY_SLOTS] of them, and then as many flags.
+    // Of each rank: [SLOTS][world - 1][capacity]; with copies then the flags, [SLOTS][MAX_PARTS][world - 1].
     uint4* memory[MAX_RANKS];
     unsigned num_launches[MAX_BLOCKS];  // before this one; each block reads its own, so that none waits for another
     unsigned has_lost_peer;  // as the report, which is too far away for thousands of threads that wait
@@ -125,18 +125,24 @@ class Exchange {
     unsigned launch_;
 };
 
-// The same where the host has let copy engines push. `flag` is what they bring behind the vectors of this launch.
+// Which rows copy engines have brought, and how their flag tells.
+struct Part {
+    unsigned reduction, number, flag;  // `flag` is what comes behind the part's vectors
+    Long first_vector;                 // of the reduction's
+};
+
+// The same where the host has let copy engines push.
 class Copied {
    public:
-    __device__ Copied(State* state, unsigned place, unsigned launch, unsigned flag)
-        : rank(state->rank), world(state->world), state_(state), place_(place), launch_(launch), flag_(flag) {}
+    __device__ Copied(State* state, unsigned place, const Part& part)
+        : rank(state->rank), world(state->world), state_(state), place_(place), part_(part) {}
 
     __device__ void begin() const {
         const unsigned source = threadIdx.x;
         if (source < world && source != rank) {
-            const unsigned* const flag = flags() + region_of(source);
-            Timeout timeout(*state_, source, launch_, place_);
-            while (acquire(flag) != flag_ && !timeout.is_over()) {
+            const unsigned* const flag = flag_of(source);
+            Timeout timeout(*state_, source, part_.reduction, place_);
+            while (acquire(flag) != part_.flag && !timeout.is_over()) {
             }
         }
         __syncthreads();
@@ -146,7 +152,8 @@ class Copied {
 
     __device__ uint4 take_from(unsigned source, Long at) const {
         uint4 vector;
-        const uint4* const address = state_->memory[rank] + region_of(source) * state_->capacity + at;
+        const Long region = slot() * (world - 1ll) + peer(source);
+        const uint4* const address = state_->memory[rank] + region * state_->capacity + part_.first_vector + at;
         asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(vector.x), "=r"(vector.y), "=r"(vector.z), "=r"(vector.w)
                      : "l"(address));
@@ -164,16 +171,19 @@ class Copied {
         return word;
     }
 
-    __device__ unsigned long long region_of(unsigned source) const {
-        return launch_ % COPY_SLOTS * (world - 1ull) + (source < rank ? source : source - 1);
-    }
+    __device__ unsigned slot() const { return part_.reduction % SLOTS; }
 
-    __device__ const unsigned* flags() const {
-        return reinterpret_cast<const unsigned*>(state_->memory[rank] + COPY_SLOTS * (world - 1ull) * state_->capacity);
+    __device__ unsigned peer(unsigned source) const { return source < rank ? source : source - 1; }
+
+    __device__ const unsigned* flag_of(unsigned source) const {
+        const uint4* const behind = state_->memory[rank] + SLOTS * (world - 1ull) * state_->capacity;
+        return reinterpret_cast<const unsigned*>(behind) + (slot() * MAX_PARTS + part_.number) * (world - 1) +
+               peer(source);
     }
 
     State* const state_;
-    const unsigned place_, launch_, flag_;
+    const unsigned place_;
+    const Part part_;
 };
 
 struct Arguments {
@@ -289,12 +299,13 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
 
 extern "C" __global__ void __launch_bounds__(1024, 1)
     add_copied_rms_norm(const uint4* x, const uint4* residual, const uint4* weight, uint4* normed, uint4* sum,
-                        Long num_rows, Long row_vectors, double eps, Long place, State* state, Long launch,
-                        Long flag) {
+                        Long num_rows, Long row_vectors, double eps, Long place, State* state, Long reduction_number,
+                        Long part, Long first_row, Long flag) {
     let_the_next_kernel_begin();
-    Reduction<Copied> reduction(
-        {x, residual, weight, normed, sum, num_rows, row_vectors, static_cast<float>(eps)},
-        Copied(state, static_cast<unsigned>(place), static_cast<unsigned>(launch), static_cast<unsigned>(flag)));
+    const Part copied = {static_cast<unsigned>(reduction_number), static_cast<unsigned>(part),
+                         static_cast<unsigned>(flag), first_row * row_vectors};
+    Reduction<Copied> reduction({x, residual, weight, normed, sum, num_rows, row_vectors, static_cast<float>(eps)},
+                                Copied(state, static_cast<unsigned>(place), copied));
     wait_for_the_kernel_before();
     reduction.run();
 }

@@ -13,6 +13,7 @@ from plait_kernels.linear.gemm import (
     rmsnorm_gemv,
     rmsnorm_quantise,
     rmsnorm_router_gemv,
+    router_gemv,
     silu_mul_quantise,
     skinny_gemm,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "rmsnorm_gemv",
     "rmsnorm_quantise",
     "rmsnorm_router_gemv",
+    "router_gemv",
     "silu_mul_matmul",
     "silu_mul_quantise",
     "skinny_gemm",

@@ -16,9 +16,9 @@ _gemv = Op(_FAMILY, "gemv", _GEMV, _REFERENCE)
 _rmsnorm_gemv = Op(_FAMILY, "rmsnorm_gemv", _GEMV, _REFERENCE)
 _gate_up_silu = Op(_FAMILY, "gate_up_silu", _GEMV, _REFERENCE)
 _rmsnorm_gate_up_silu = Op(_FAMILY, "rmsnorm_gate_up_silu", _GEMV, _REFERENCE)
-_rmsnorm_router_gemv = Op(
-    _FAMILY, "rmsnorm_router_gemv", Backend("router_gemv_triton", (on_device("cuda"),)), _REFERENCE
-)
+_ROUTER = Backend("router_gemv_triton", (on_device("cuda"),))
+_router_gemv = Op(_FAMILY, "router_gemv", _ROUTER, _REFERENCE)
+_rmsnorm_router_gemv = Op(_FAMILY, "rmsnorm_router_gemv", _ROUTER, _REFERENCE)
 _FP8 = Backend("fp8_quantise_triton", (on_device("cuda"),))
 _FP8_REFERENCE = Backend("fp8_reference")
 _quantise_rows = Op(_FAMILY, "quantise_rows", _FP8, _FP8_REFERENCE)
@@ -50,6 +50,12 @@ def rmsnorm_gate_up_silu(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor | Fp8We
     """``silu(gate) * up`` of the two halves of ``rmsnorm_gemv``'s output, ``[1, O / 2]``, and ``x + residual``."""
     gated_1O, sum_1I = _rmsnorm_gate_up_silu(x_1I)(x_1I, norm, gate_up_OI)
     return gated_1O, sum_1I
+
+
+def router_gemv(x_1I: Tensor, weight_OI: Tensor) -> Tensor:
+    """``x @ weight^T``, float32 ``[1, O]``, of bfloat16."""
+    logits_1O: Tensor = _router_gemv(x_1I)(x_1I, weight_OI)
+    return logits_1O
 
 
 def rmsnorm_router_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:

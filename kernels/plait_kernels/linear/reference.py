@@ -49,10 +49,15 @@ def rmsnorm_gate_up_silu(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor | Fp8We
     return activation.silu_mul(gate_up_1O), sum_1I
 
 
+def router_gemv(x_1I: Tensor, weight_OI: Tensor) -> Tensor:
+    """See ``plait_kernels.linear.router_gemv``."""
+    return F.linear(x_1I.float(), weight_OI.float())
+
+
 def rmsnorm_router_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """See ``plait_kernels.linear.rmsnorm_router_gemv``."""
     normed_1I, sum_1I = norms.add_rms_norm(x_1I, *norm)
-    return F.linear(normed_1I.float(), weight_OI.float()), normed_1I, sum_1I
+    return router_gemv(normed_1I, weight_OI), normed_1I, sum_1I
 
 
 def _matmul(x_NI: Tensor, weight_OI: Tensor | Fp8Weight) -> Tensor:

@@ -90,6 +90,11 @@ def absorb_and_cache(
     return absorb(*queries, tables)
 
 
+def up_project_values(out_BHL: Tensor, value_HVL: Tensor, out_BHV: Tensor) -> None:
+    """See ``plait_kernels.mla.up_project_values``."""
+    torch.bmm(out_BHL.transpose(0, 1), value_HVL.transpose(1, 2), out=out_BHV.transpose(0, 1))
+
+
 def rotate_queries(q_THE: Tensor, tables: Tables) -> Tensor:
     """The queries with their last R dims rotated."""
     nope_THO, rope_THR = torch.split(q_THE, [q_THE.shape[2] - tables.rotary_dim, tables.rotary_dim], dim=2)

@@ -16,6 +16,7 @@ from plait_kernels.mla import (
     absorb,
     absorb_and_cache,
     rope_and_cache,
+    up_project_values,
 )
 from plait_kernels.mla import reference as mla_reference
 from plait_kernels.moe import GroupLimit, Routing, grouped_gemm_triton, indexed_gemv_triton, route
@@ -108,6 +109,14 @@ def test_parts_are_merged_in_place(dtype: torch.dtype, num_tokens: int) -> None:
     torch.testing.assert_close(combined.cpu(), right, atol=1e-5, rtol=rounding)
     torch.testing.assert_close(lse.cpu(), right_lse)
     assert not combined.isnan().any()
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 4, 5, 40])
+def test_latents_become_values_as_the_reference_has_them(num_rows: int) -> None:
+    latents, value = normal(num_rows, 8, 512), (normal(8, 320, 576) * 0.05)[:, 192:, :512]
+    given = torch.empty(num_rows, 8, 128, dtype=torch.bfloat16, device="cuda")
+    up_project_values(latents, value, given)
+    assert_close(given, torch.einsum("bhl,hvl->bhv", latents.double(), value.double()))
 
 
 ROUTINGS = {

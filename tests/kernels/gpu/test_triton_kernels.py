@@ -16,6 +16,7 @@ from plait_kernels.linear import (
     rmsnorm_gate_up_silu,
     rmsnorm_gemv,
     rmsnorm_router_gemv,
+    router_gemv,
     skinny_gemm,
     tiles_of,
     tuning_file,
@@ -167,6 +168,7 @@ def test_rmsnorm_router_gemv(num_experts: int, num_inputs: int) -> None:
     assert_close(normed, right_normed)
     right = normed.double() @ weight.double().T
     torch.testing.assert_close(logits.double(), right, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(router_gemv(normed, weight).double(), right, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("has_rows", [False, True])

@@ -54,7 +54,7 @@ class BothWays:
     def _capture(self) -> StepGraphs:
         prompts = self.attention.captured_prefill
         assert prompts is not None
-        wanted = capture_sizes(NUM_SLOTS, 4096, prompts.contexts)
+        wanted = capture_sizes(NUM_SLOTS, 8192, prompts.contexts, num_ranks=2)
         logits = torch.empty(max(size.num_rows for size in wanted), VOCAB, dtype=torch.bfloat16, device=GPU)
         return capture(wanted, Captured(self.slots, self._compute, self.model.greedy_ids, logits, VOCAB, prompts))
 
@@ -112,7 +112,7 @@ def test_replayed_prompts_have_the_logits_of_steps_launched_kernel_by_kernel(
     save_deepseek(tmp_path, num_heads, None)
     model = load_model(tmp_path, "bfloat16", GPU, Parallel(), fp8=fp8)
     attention = try_backend(
-        "flashmla", BackendRequirements(model.attention_specs[0], PAGE_SIZE, mla_context_chunk_size, 4096, GPU)
+        "flashmla", BackendRequirements(model.attention_specs[0], PAGE_SIZE, mla_context_chunk_size, 8192, GPU)
     )
     assert not isinstance(attention, str), attention
     both = BothWays(model, ModelAttention([attention]))

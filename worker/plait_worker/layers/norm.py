@@ -1,13 +1,14 @@
-"""RMS norm with its weight. Shapes: N rows, D the width; P projections side by side, O their outputs on this rank."""
+"""RMS norm with its weight.
+
+Shapes: N rows, D the width, I inputs of a GEMM; P projections side by side, O their outputs on this rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeGuard
 
 import torch
-from plait_kernels.collective import Copying
 from plait_kernels.norm import rms_norm
 from torch import Tensor
 
@@ -49,13 +50,9 @@ class BlockNorm(RmsNorm):
             return partial_ND.add_rms_norm(residual_ND, self.weight_D, self.eps, self._place)
         return self.parallel.add_rms_norm(partial_ND, residual_ND, self.weight_D, self.eps, self._place)
 
-    def begin_add(self, partial_ND: Tensor, residual_ND: Tensor) -> PendingNorm:
-        """The same for a half of the rows of a step that ``Peers.hides``, while the other half is computed."""
-        return PendingNorm(self, self.parallel.peers.begin(partial_ND), residual_ND)
-
-    def finish_add(self, copying: Copying, residual_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """What ``add`` returns."""
-        return self.parallel.peers.finish(copying, residual_ND, self.weight_D, self.eps, self._place)
+    def add_parts(self, gemm: Callable[[Tensor], Tensor], x_NI: Tensor, residual_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """``add`` of ``gemm(x)``, in a step that ``Peers.hides``: sums of some rows travel while it makes others."""
+        return self.parallel.peers.add_parts_rms_norm(gemm, x_NI, residual_ND, self.weight_D, self.eps, self._place)
 
     def fuses_row(self, partial_ND: Summand) -> TypeGuard[Tensor]:
         """Whether this may be part of a GEMV: for one row, whose sum is complete on this rank."""
@@ -64,19 +61,6 @@ class BlockNorm(RmsNorm):
     def is_own(self, partial_ND: Summand) -> TypeGuard[Tensor]:
         """Whether the sum is complete on this rank."""
         return isinstance(partial_ND, Tensor) and self.parallel.world == 1
-
-
-@dataclass(frozen=True, slots=True)
-class PendingNorm:
-    """A norm whose partial sums are on their way between the ranks."""
-
-    norm: BlockNorm
-    copying: Copying
-    residual_ND: Tensor
-
-    def finish(self) -> tuple[Tensor, Tensor]:
-        """The norm of the ranks' sum and the residual; also returns that sum."""
-        return self.norm.finish_add(self.copying, self.residual_ND)
 
 
 class ProjectionNorm:

@@ -19,6 +19,7 @@ from plait_kernels.mla import (
     absorb,
     absorb_and_cache,
     rope_and_cache,
+    up_project_values,
 )
 from plait_proto import family
 from torch import Tensor
@@ -132,7 +133,7 @@ class MlaAttention:
         queries, cache = AbsorbedQueries(raw.q_THE, self.key_HOL), _cache_target(attention, pages)
         q_THC = absorb_and_cache(queries, raw.cached_TC, self._norm, raw.tables, cache)
         out_THV = raw.q_THE.new_empty(*raw.q_THE.shape[:2], self.mla.value_dim)
-        self._up_project_values(attention.decode(q_THC, pages), out_THV)
+        up_project_values(attention.decode(q_THC, pages), self.value_HVL, out_THV)
         return out_THV
 
     def _attend(self, raw: _Raw, attention: MlaStep, pages: Tensor) -> Tensor:
@@ -144,12 +145,8 @@ class MlaAttention:
         attention.prefill(q_PHE, latent_TC[prefill], pages, self._expand, out_THV[prefill])
         if attention.num_prefill_tokens < len(out_THV):
             q_BHC = absorb(raw.q_THE[decode], self.key_HOL, raw.tables.part(decode))
-            self._up_project_values(attention.decode(q_BHC, pages), out_THV[decode])
+            up_project_values(attention.decode(q_BHC, pages), self.value_HVL, out_THV[decode])
         return out_THV
-
-    def _up_project_values(self, out_BHL: Tensor, out_BHV: Tensor) -> None:
-        """Absorbed output ``[B, H, L]`` to each head's values, written to ``out_BHV``."""
-        torch.bmm(out_BHL.transpose(0, 1), self.value_HVL.transpose(1, 2), out=out_BHV.transpose(0, 1))
 
 
 def _cache_target(attention: MlaStep, pages: Tensor) -> CacheTarget:

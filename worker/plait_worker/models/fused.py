@@ -8,7 +8,7 @@ Shapes: T tokens of the step, D the hidden size, H query heads of this rank, E a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +31,7 @@ from plait_worker.layers.gqa import GqaAttention
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.layers.norm import BlockNorm
 from plait_worker.models.block import Block, Step
-from plait_worker.models.halves import HalvedStack
+from plait_worker.models.hidden_sums import HiddenSums
 from plait_worker.rank_sums import Summand
 
 
@@ -56,31 +56,28 @@ class FusedBlock:
     ) -> tuple[Tensor, Tensor]:
         """The MLP's output and the residual stream; the next norm adds the two."""
         qkv_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, self.attention_norm, self.qkv)
-        x_TD = self.output(self.attend(qkv_TO, step, pages))
+        x_TD = self.output(self._attend(qkv_TO, step, pages))
         if x_TD.shape[0] == 1:
             gated_1O, residual_TD = _rmsnorm_gate_up(x_TD, residual_TD, self.mlp_norm, self.gate_up)
             return self.down(gated_1O), residual_TD
         gate_up_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, self.mlp_norm, self.gate_up)
-        return silu_mul_matmul(gate_up_TO, self.down), residual_TD
+        return self.gated_down(gate_up_TO), residual_TD
 
-    @property
-    def projection(self) -> GpuMatrix | Fp8Matrix:
-        """See ``HalvedBlock``."""
-        return self.qkv
+    def attend(self, normed_TD: Tensor, step: Step[SlotMappedStep], pages: Tensor) -> Tensor:
+        """See ``PartedBlock``."""
+        return self._attend(self.qkv(normed_TD), step, pages)
 
-    def attend(self, qkv_TO: Tensor, step: Step[SlotMappedStep], pages: Tensor) -> Tensor:
-        """See ``HalvedBlock``."""
+    def gated_down(self, gate_up_NO: Tensor) -> Tensor:
+        """See ``PartedBlock``."""
+        return silu_mul_matmul(gate_up_NO, self.down)
+
+    def _attend(self, qkv_TO: Tensor, step: Step[SlotMappedStep], pages: Tensor) -> Tensor:
         qkv_THE, attention = qkv_TO.view(qkv_TO.shape[0], -1, self.head_dim), step.attention
         tables = step.cos_T1D, step.sin_T1D
         q_THE = rotate_and_store(
             qkv_THE, self.num_heads, *tables, self.head_norm, pages, attention.slot_mapping_T, attention.scales
         )
         return attention.attend(q_THE, pages).flatten(1)
-
-    @property
-    def mlp(self) -> Callable[[Tensor], Tensor]:
-        """See ``HalvedBlock``."""
-        return lambda x_TD: silu_mul_matmul(self.gate_up(x_TD), self.down)
 
 
 class FusedStack:
@@ -90,12 +87,12 @@ class FusedStack:
         """Nothing is copied."""
         self._blocks = blocks
         self._norm = norm
-        self._halved = HalvedStack(blocks, norm)
+        self._hidden_sums = HiddenSums(blocks, norm)
 
     def forward(self, x_TD: Tensor, step: Step[SlotMappedStep], cache: KVCache) -> Tensor:
         """Hidden states after the final norm, ``[T, D]``."""
-        if self._halved.hides(x_TD):
-            return self._halved.forward(x_TD, [step] * len(self._blocks), cache)
+        if self._hidden_sums.takes(x_TD):
+            return self._hidden_sums.forward(x_TD, [step] * len(self._blocks), cache)
         residual_TD = torch.zeros_like(x_TD)
         for block, pages in zip(self._blocks, cache.layers, strict=True):
             x_TD, residual_TD = block.forward(x_TD, residual_TD, step, pages)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from plait_kernels.kv_cache import FP8, to_cache_dtype
-from plait_kernels.mla import AbsorbedQueries, CacheTarget, Tables, absorb_and_cache
+from plait_kernels.mla import AbsorbedQueries, CacheTarget, Tables, absorb_and_cache, up_project_values
 from plait_worker.attention.backend import AttentionBackend, BackendRequirements, MlaStep
 from plait_worker.attention.registry import names
 from plait_worker.attention.selection import try_backend
@@ -112,7 +112,7 @@ def parts(
         "kernel": microseconds(lambda: attention.decode(q_THC, pages)),
         "projections in": microseconds(lambda: layer.inputs.split_projection(layer.inputs.first(x))),
         "absorb, rope, cache write": microseconds(lambda: absorb_and_cache(*entered)),
-        "values": microseconds(lambda: layer._up_project_values(attended, values)),
+        "values": microseconds(lambda: up_project_values(attended, layer.value_HVL, values)),
         "projection out": microseconds(lambda: layer.output(values.flatten(1))),
     }
 

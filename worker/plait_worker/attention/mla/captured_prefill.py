@@ -22,14 +22,14 @@ from plait_worker.attention.mla.ragged_prefill import Chunk, RaggedStep, plan_ra
 from plait_worker.attention.mla.short_extend import best_captured_size
 from plait_worker.attention.plan_ring import PlanRing
 from plait_worker.attention.spec import MlaShape
-from plait_worker.graph_sizes import PLANNED_TILES, PROMPT_ROWS, TILE, GraphSize
+from plait_worker.graph_sizes import LARGE_PLANNED_TILES, PLANNED_PROMPT_ROWS, TILE, GraphSize
 from plait_worker.rows import DeviceContext, Rows
 
 _CHUNK, _SHORT_CONTEXT = 4096, 1024
 """Cached tokens of a kv_b_proj up-projection, and of the smallest graph's. A graph always runs its full capacity."""
 _MAX_CHUNKS = 2
 _PLAN_BYTES = 1 << 20
-"""Of one chunk's lists: 28 bytes a head and tile of a row, at most 40 tiles: enough for 936 heads."""
+"""Of one chunk's lists: 28 bytes a head and tile of a row, at most 128 tiles: enough for 292 heads."""
 
 
 class MlaCapturedPrefill:
@@ -83,7 +83,9 @@ class _PlanBuffers:
     def __init__(self, workspace: Tensor) -> None:
         self._workspace = workspace
         self._lists = torch.zeros(_PLAN_BYTES, dtype=torch.uint8, device=workspace.device)
-        self._ends = [torch.zeros(PROMPT_ROWS + 1, dtype=torch.int32, device=workspace.device) for _ in range(2)]
+        self._ends = [
+            torch.zeros(PLANNED_PROMPT_ROWS + 1, dtype=torch.int32, device=workspace.device) for _ in range(2)
+        ]
 
     def wrapper(self, shape: MlaShape) -> BatchPrefillWithRaggedKVCacheWrapper:
         """Planned for the largest step: the first plan sets the limit."""
@@ -97,5 +99,5 @@ class _PlanBuffers:
             backend="fa3",
         )
         wrapper.reset_workspace_buffer(self._workspace, self._lists)
-        most_P = padded_lengths(PLANNED_TILES[-1] * TILE, PROMPT_ROWS, [])
+        most_P = padded_lengths(LARGE_PLANNED_TILES[-1] * TILE, PLANNED_PROMPT_ROWS, [])
         return plan_ragged(wrapper, shape, most_P, most_P, is_causal=True)
