@@ -148,12 +148,37 @@ TINY = (
 )
 
 
+TWO_GPU_LOADS = (
+    (1, (128, 128), 16),
+    (64, (128, 128), 384),
+    (256, (128, 128), 1024),
+    (256, (1024, 128), 768),
+    (32, (8192, 256), 64),
+)
+
+
+def two_gpus(rates: Sequence[float], ttft_ms: Sequence[float], longest_gap_ms: Sequence[float]) -> tuple[LoadCase, ...]:
+    """The loads of two GPUs: tokens a second that are asked; vLLM's median of first tokens, and its longest gap."""
+    return tuple(
+        closed(*load, rate, Goal("ttft_p50", ttft / 1e3), Goal("itl_max", gap / 1e3))
+        for load, rate, ttft, gap in zip(TWO_GPU_LOADS, rates, ttft_ms, longest_gap_ms, strict=True)
+    )
+
+
+QWEN3_8B_TP2 = two_gpus((340, 14_900, 28_500, 7_500, 1_560), (10, 117, 305, 477, 542), (6, 102, 125, 132, 150))
+_V2_LITE_TIMES = (13, 97, 176, 198, 292), (4, 66, 67, 340, 82)
+V2_LITE_TP2 = two_gpus((500, 10_000, 29_500, 12_000, 2_200), *_V2_LITE_TIMES)
+V2_LITE_DP2 = two_gpus((400, 10_500, 31_500, 12_400, 2_350), *_V2_LITE_TIMES)
+"""With DP attention; the better of both layouts is asked for 500 tokens a second at one stream."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A shape of `model_shapes` with its loads."""
 
     shape: str
     cases: Sequence[LoadCase]
+    num_gpus: int = 1
 
     def chosen(self, is_wanted: Callable[[LoadCase], bool]) -> list[LoadCase]:
         """Some of them, those of the same server one after the other."""
@@ -170,6 +195,9 @@ LOADED = {
     "qwen3-8b": Loaded("qwen3-8b", QWEN3_8B),
     "qwen3-8b-mixing": Loaded("qwen3-8b", QWEN3_8B_MIXING),
     "v2-lite": Loaded("deepseek-v2-lite", V2_LITE),
+    "qwen3-8b-tp2": Loaded("qwen3-8b", QWEN3_8B_TP2, num_gpus=2),
+    "v2-lite-tp2": Loaded("deepseek-v2-lite", V2_LITE_TP2, num_gpus=2),
+    "v2-lite-dp2": Loaded("deepseek-v2-lite", V2_LITE_DP2, num_gpus=2),
     "tiny": Loaded("tiny", TINY),
 }
 """By the name that `serve_load.py --shape` takes; `tiny` is for a dry run on a CPU."""

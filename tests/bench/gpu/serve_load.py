@@ -6,7 +6,8 @@ First the machine's ceilings (`ceilings.py`), then each load by `plait bench` ag
 weights and without a prefix cache, at last the streams that it kept, by a plain server (`rescoring`). A run counts
 where no request failed, the client was never late and the streams were right. `--shape tiny` is a dry run on a CPU.
 The weights are drawn by the server, or read from a checkpoint that is written to `--checkpoint`, on a file system in
-memory. How long each server took to be ready, and what it spent that on, is among the rows.
+memory. How long each server took to be ready, and what it spent that on, is among the rows. Shapes that end in `tp2`
+or `dp2` have the goals of two GPUs: `-- --tp 2`, `-- --dp 2 --dp-attention`.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class Bench:
     """None on a CPU."""
     logs: Path
     serve_flags: Sequence[str]
+    num_gpus: int = 1
     batch_flags: Sequence[str] = LOADED_FLAGS
     starts: list[Start] = field(default_factory=list)
     runs: list[Ran] = field(default_factory=list)
@@ -87,7 +89,9 @@ class Bench:
     def run_all(self, cases: Sequence[LoadCase]) -> Iterator[Ran]:
         """Each load, on a server for those of the same flags."""
         for number, (flags, group) in enumerate(itertools.groupby(cases, key=lambda case: case.serve_flags)):
-            records = ("--step-trace", str(self.logs / f"steps-{number}.jsonl"))
+            # A group has no step trace.
+            is_traced = "--dp-attention" not in self.serve_flags
+            records = ("--step-trace", str(self.logs / f"steps-{number}.jsonl")) if is_traced else ()
             with self.serving(f"serve-{number}", *self.batch_flags, *self.serve_flags, *records, *flags) as server:
                 for case in group:
                     self.runs.append(self._load(server, case))
@@ -209,7 +213,7 @@ def rows(bench: Bench, ran: Ran) -> list[dict[str, object]]:
         made.append(row)
     found: list[tuple[str, str, float, float | None]] = []
     if RATE in ran.figures and bench.ceilings is not None and (floor := bench.floor(case, bench.ceilings)):
-        found.append(("share_of_roofline", "share", ran.figures[RATE] / floor, None))
+        found.append(("share_of_roofline", "share", ran.figures[RATE] / floor / bench.num_gpus, None))
     if RATE in ran.figures and case.is_drawn and (greedy := bench.greedy_rate(case)):
         found.append(("share_of_greedy", "share", ran.figures[RATE] / greedy, SHARE_OF_GREEDY))
     if ran.gaps is not None and ran.gaps.values:
@@ -316,7 +320,7 @@ def main() -> None:
         logs = options.logs or folder / "logs"
         logs.mkdir(parents=True)
         cost = model_cost(SHAPES[loaded.shape])
-        bench = Bench(model, cost, measure_ceilings(folder), logs, options.serve_flags)
+        bench = Bench(model, cost, measure_ceilings(folder), logs, options.serve_flags, loaded.num_gpus)
         print(f"ceilings: {bench.ceilings}", flush=True)
         chosen = loaded.chosen(lambda case: re.search(options.only, case.name) is not None)
         for ran in bench.run_all([case.shortened(options.share) for case in chosen]):
