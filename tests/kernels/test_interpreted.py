@@ -313,14 +313,14 @@ def test_a_router_normalises_its_input(num_outputs: int, num_inputs: int) -> Non
 
 
 @pytest.mark.parametrize(("num_rows", "num_heads", "value_dim", "width"), [(1, 2, 16, 32), (4, 3, 12, 40)])
-def test_a_few_rows_latents_become_each_head_s_values(
+def test_a_latent_of_a_few_rows_becomes_each_head_s_values(
     num_rows: int, num_heads: int, value_dim: int, width: int
 ) -> None:
-    latents, whole = torch.randn(num_rows, num_heads, width), torch.randn(num_heads, value_dim + 5, width + 8)
+    latent, whole = torch.randn(num_rows, num_heads, width), torch.randn(num_heads, value_dim + 5, width + 8)
     value = whole[:, 5:, :width]  # a half of the matrix, as it is held
     given, right = (torch.empty(num_rows, num_heads, value_dim) for _ in range(2))
-    values_triton.up_project_values(latents, value, given)
-    mla_reference.up_project_values(latents, value, right)
+    values_triton.up_project_values(latent, value, given)
+    mla_reference.up_project_values(latent, value, right)
     assert_close(given, right)
 
 

@@ -59,7 +59,7 @@ def absorb_and_cache(
 
 
 def up_project_values(out_BHL: Tensor, value_HVL: Tensor, out_BHV: Tensor) -> None:
-    """Each head's values from the latents that attention gave, written to ``out_BHV``.
+    """Each head's values from the latent that attention gave each row, written to ``out_BHV``.
 
     ``value_HVL`` is the values' half of ``kv_b_proj``.
     """

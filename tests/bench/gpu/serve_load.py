@@ -81,8 +81,8 @@ class Bench:
     """None on a CPU."""
     logs: Path
     serve_flags: Sequence[str]
-    num_gpus: int = 1
     batch_flags: Sequence[str] = LOADED_FLAGS
+    num_gpus: int = 1
     starts: list[Start] = field(default_factory=list)
     runs: list[Ran] = field(default_factory=list)
 
@@ -320,7 +320,7 @@ def main() -> None:
         logs = options.logs or folder / "logs"
         logs.mkdir(parents=True)
         cost = model_cost(SHAPES[loaded.shape])
-        bench = Bench(model, cost, measure_ceilings(folder), logs, options.serve_flags, loaded.num_gpus)
+        bench = Bench(model, cost, measure_ceilings(folder), logs, options.serve_flags, num_gpus=loaded.num_gpus)
         print(f"ceilings: {bench.ceilings}", flush=True)
         chosen = loaded.chosen(lambda case: re.search(options.only, case.name) is not None)
         for ran in bench.run_all([case.shortened(options.share) for case in chosen]):

@@ -112,11 +112,11 @@ def test_parts_are_merged_in_place(dtype: torch.dtype, num_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 4, 5, 40])
-def test_latents_become_values_as_the_reference_has_them(num_rows: int) -> None:
-    latents, value = normal(num_rows, 8, 512), (normal(8, 320, 576) * 0.05)[:, 192:, :512]
+def test_a_latent_becomes_values_as_the_reference_has_them(num_rows: int) -> None:
+    latent, value = normal(num_rows, 8, 512), (normal(8, 320, 576) * 0.05)[:, 192:, :512]
     given = torch.empty(num_rows, 8, 128, dtype=torch.bfloat16, device="cuda")
-    up_project_values(latents, value, given)
-    assert_close(given, torch.einsum("bhl,hvl->bhv", latents.double(), value.double()))
+    up_project_values(latent, value, given)
+    assert_close(given, torch.einsum("bhl,hvl->bhv", latent.double(), value.double()))
 
 
 ROUTINGS = {
