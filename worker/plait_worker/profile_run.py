@@ -6,7 +6,7 @@ fills torch's caching allocator: a later allocation by the driver would wait for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.cache import KVCache
+from plait_worker.graph_sizes import GraphSize
 from plait_worker.models.model import Model
 from plait_worker.rows import Rows
 from plait_worker.sample import SLICE
@@ -28,7 +29,8 @@ _MIXED_DECODE = (1, 40)
 _CONTEXT = 32_768
 """Context of a long prompt's last chunk: kernels that copy or upcast context do so for no more tokens at a time."""
 _GRAPH_BYTES = 2 << 30
-"""Reserved for CUDA graphs: one pool of the largest step, and the driver's memory for each graph."""
+"""Reserved for CUDA graphs of few tokens: one pool of the largest step, and the driver's memory for each graph."""
+_FEW_TOKENS = 4096
 _PARTS = 8
 """Steps of one to eight eighths of the largest are run too."""
 _MAX_BEST = 20
@@ -39,15 +41,26 @@ _PINNED_BYTES, _PINNED_COUNT = tuple(1 << power for power in range(9, 20)), 16
 
 @torch.inference_mode()
 def measure_activation_bytes(
-    config: WorkerConfig, model: Model[Any], attention: ModelAttention, device: torch.device
+    config: WorkerConfig,
+    model: Model[Any],
+    attention: ModelAttention,
+    device: torch.device,
+    graph_sizes: Sequence[GraphSize] = (),
 ) -> int:
-    """Peak bytes of the largest steps, and of captured graphs."""
+    """Peak bytes of the largest steps, and of the graphs that are captured later."""
     cache = KVCache(model.cache_specs, 1, config.pages.page_size, device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     run_largest_steps(config, model, attention, cache)
     peak = torch.cuda.max_memory_allocated(device) - before
-    return peak + (_GRAPH_BYTES if config.device.cuda_graphs and attention.is_capturable else 0)
+    return peak + _graph_bytes(graph_sizes, peak)
+
+
+def _graph_bytes(sizes: Sequence[GraphSize], peak: int) -> int:
+    """Of all graphs, if the largest step takes ``peak``: the pool of graphs of many tokens takes as much."""
+    if not sizes:
+        return 0
+    return _GRAPH_BYTES + (peak if sizes[-1].num_tokens > _FEW_TOKENS else 0)
 
 
 @torch.inference_mode()

@@ -293,7 +293,9 @@ def _budget(loaded: Loaded) -> tuple[int, MemoryBudget]:
         )
         return cpu_pool_bytes(config, budget), budget
     try:
-        activation_bytes = measure_activation_bytes(config, model, loaded.attention, loaded.member.device)
+        activation_bytes = measure_activation_bytes(
+            config, model, loaded.attention, loaded.member.device, loaded.graph_sizes
+        )
     except torch.OutOfMemoryError as error:
         raise WorkerError(
             ExitCode.HARDWARE,
