@@ -30,6 +30,7 @@ SUITES = {
     "gpu": "one H200: kernels against float64, models against float32, recall-gqa in every mode and under stress",
     "gpu-mla": "one H200: latent attention against float64 and float32, recall-mla in every mode and under stress",
     "gpu-fp8": "one H200: recall-gqa and recall-mla from FP8 weights, beside the same weights widened",
+    "gpu-int4": "one H100 or H200: GEMMs and experts with 4-bit weights against float64",
     "gpu-ranks": "two H200s: recall-gqa and recall-mla on two ranks in every mode and under stress",
     "cluster": "the chart on a real control plane: its pods, groups of pods, upgrades, drains, scaling",
     "image": "the images: size, time to ready, a read-only root, nothing secret; compose file and unit",

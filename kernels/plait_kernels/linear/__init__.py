@@ -8,6 +8,8 @@ from plait_kernels.linear.gemm import (
     fp8_gemm,
     gate_up_silu,
     gemv,
+    int4_dequantise,
+    int4_gemm,
     quantise_rows,
     rmsnorm_gate_up_silu,
     rmsnorm_gemv,
@@ -18,6 +20,8 @@ from plait_kernels.linear.gemm import (
     skinny_gemm,
 )
 from plait_kernels.linear.gemm_tuning import Tile, tiles_for, tiles_of, tuning_file
+from plait_kernels.linear.int4 import Int4Weight
+from plait_kernels.linear.int4_matrix import Int4Matrix, int4_unsupported_reason
 from plait_kernels.linear.matrix import (
     DENSE,
     ExactOnGpu,
@@ -39,6 +43,8 @@ __all__ = [
     "Fp8Rows",
     "Fp8Weight",
     "GpuMatrix",
+    "Int4Matrix",
+    "Int4Weight",
     "Matrix",
     "PanelMatrix",
     "RowNorm",
@@ -50,6 +56,9 @@ __all__ = [
     "fp8_unsupported_reason",
     "gate_up_silu",
     "gemv",
+    "int4_dequantise",
+    "int4_gemm",
+    "int4_unsupported_reason",
     "is_copy",
     "quantise_rows",
     "rmsnorm_gate_up_silu",

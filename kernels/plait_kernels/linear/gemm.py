@@ -1,4 +1,4 @@
-"""GEMMs of one row or a few, and of FP8, with what is fused into them. Shapes: N rows, I inputs, O outputs."""
+"""GEMMs of one row or a few, of FP8 and 4 bits, with what is fused into them. Shapes: N rows, I inputs, O outputs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor
 from plait_kernels.backends import Backend, Op, on_device
 from plait_kernels.linear.fp8 import Fp8Rows, Fp8Weight
 from plait_kernels.linear.gemm_tuning import Tile
+from plait_kernels.linear.int4 import Int4Weight
 from plait_kernels.linear.reference import RowNorm
 
 _FAMILY = "plait_kernels.linear"
@@ -25,6 +26,10 @@ _quantise_rows = Op(_FAMILY, "quantise_rows", _FP8, _FP8_REFERENCE)
 _rmsnorm_quantise = Op(_FAMILY, "rmsnorm_quantise", _FP8, _FP8_REFERENCE)
 _silu_mul_quantise = Op(_FAMILY, "silu_mul_quantise", _FP8, _FP8_REFERENCE)
 _fp8_gemm = Op(_FAMILY, "fp8_gemm", Backend("fp8_gemm_triton", (on_device("cuda"),)), _FP8_REFERENCE)
+_INT4 = Backend("int4_gemm_triton", (on_device("cuda"),))
+_INT4_REFERENCE = Backend("int4_reference")
+_int4_gemm = Op(_FAMILY, "int4_gemm", _INT4, _INT4_REFERENCE)
+_int4_dequantise = Op(_FAMILY, "int4_dequantise", _INT4, _INT4_REFERENCE)
 _skinny_gemm = Op(_FAMILY, "skinny_gemm", Backend("skinny_gemm_triton", (on_device("cuda"),)), _REFERENCE)
 
 
@@ -95,3 +100,18 @@ def fp8_gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Tile, out_NO: Tensor) -> Te
     """``x @ weight^T``, written to ``out_NO``; rows are grouped if the weights have blocks."""
     given_NO: Tensor = _fp8_gemm(out_NO)(rows, weight, tile, out_NO)
     return given_NO
+
+
+def int4_gemm(x_NI: Tensor, weight: Int4Weight, tile: Tile, out_NO: Tensor) -> Tensor:
+    """``x @ weight^T``, written to ``out_NO``, whose rows may lie apart; ``x`` has the weight's order of inputs."""
+    given_NO: Tensor = _int4_gemm(out_NO)(x_NI, weight, tile, out_NO)
+    return given_NO
+
+
+def int4_dequantise(weight: Int4Weight, rows: range, out_OI: Tensor) -> Tensor:
+    """Some outputs of the matrix, from a multiple of 64 on, rounded once to the dtype of ``out_OI``.
+
+    Inputs are in the weight's order.
+    """
+    given_OI: Tensor = _int4_dequantise(out_OI)(weight, rows, out_OI)
+    return given_OI

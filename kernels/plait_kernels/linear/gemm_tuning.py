@@ -10,13 +10,14 @@ import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from plait_kernels.linear.fp8 import Fp8Weight
+from plait_kernels.linear.int4 import Int4Weight
 
 MAX_TILES = 8192
 _MEASURED = {(9, 0): "h200"}
@@ -54,10 +55,12 @@ def tiles_for(device_name: str, capability: tuple[int, int], num_outputs: int, n
     return _tiles_in(_load_tuning_table(device_name, capability).get(f"{num_outputs}x{num_inputs}", {}))
 
 
-def _tiles_in(by_max_rows: Mapping[str, Sequence[int]]) -> dict[int, Tile]:
-    """For each number of rows from 2 on, from those of the most rows."""
-    least, found = 2, dict[int, Tile]()
-    for most in _MAX_ROWS:
+def _tiles_in(
+    by_max_rows: Mapping[str, Sequence[int]], max_rows: Sequence[int] = _MAX_ROWS, least: int = 2
+) -> dict[int, Tile]:
+    """For each number of rows from ``least`` on, from those of the most rows."""
+    found = dict[int, Tile]()
+    for most in max_rows:
         if str(most) in by_max_rows:
             found |= dict.fromkeys(range(least, most + 1), Tile(*by_max_rows[str(most)]))
         least = most + 1
@@ -91,6 +94,48 @@ def _fp8_tile(num_outputs: int, num_inputs: int) -> Tile:
     while splits < 8 and num_outputs // 64 * splits < _FEW_PROGRAMS and num_inputs % (256 * splits) == 0:
         splits *= 2
     return Tile(64, 128, splits, 4, 4)
+
+
+_INT4_MAX_ROWS = (1, 8, 16, 32, 64, 128, 256, 512)
+"""The numbers of rows with tiles of their own; above the last in the table, matrices are de-quantised."""
+_INT4_WIDE = Tile(128, 128, 1, 3, 8)
+
+
+def int4_tiles_of(weight: Int4Weight) -> dict[int, Tile]:
+    """For each number of rows that is multiplied by 4 bits, the tile: measured, or by the number of programs.
+
+    With more rows it is faster to de-quantise the matrix and to multiply in bfloat16.
+    """
+    device, table = weight.codes.device, dict[str, list[int]]()
+    if device.type == "cuda":
+        names = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+        table = _load_tuning_table(*names).get(int4_key(weight), {})
+    return _tiles_in(table or _int4_guess(*weight.shape), _INT4_MAX_ROWS, 1)
+
+
+def int4_key(weight: Int4Weight) -> str:
+    """Of its tiles in the table."""
+    num_outputs, num_inputs = weight.shape
+    return f"{weight.kind} {num_outputs}x{num_inputs}"
+
+
+def _int4_guess(num_outputs: int, num_inputs: int) -> dict[str, list[int]]:
+    few, some = Tile(64, 256, 1, 4, 4), Tile(128, 128, 1, 3, 8)
+    tiles = {"16": _split(few, num_outputs, num_inputs), "64": _split(some, num_outputs, num_inputs), "256": _INT4_WIDE}
+    return {most: list(astuple(tile)) for most, tile in tiles.items()}
+
+
+def _split(tile: Tile, num_outputs: int, num_inputs: int) -> Tile:
+    """Among more programs while there are too few, each with four steps or more."""
+    splits = 1
+    while (
+        splits < 8
+        and num_outputs // tile.outputs * splits < _FEW_PROGRAMS
+        and num_inputs % (2 * splits * tile.inputs) == 0
+        and num_inputs // (2 * splits * tile.inputs) >= 2
+    ):
+        splits *= 2
+    return replace(tile, splits=splits)
 
 
 def tuning_file(device_name: str) -> Path:

@@ -11,6 +11,7 @@ from torch import Tensor
 from plait_kernels.backends import Backend, Op, above, of_dtype, on_device, up_to
 from plait_kernels.moe.cpu import can_pack_experts, dense_experts
 from plait_kernels.moe.fp8_experts import Fp8Experts, stack_fp8
+from plait_kernels.moe.int4_experts import Int4Experts, stack_int4
 from plait_kernels.moe.parts import MAX_INDEXED, MAX_LISTED, ExpertStack, RowParts
 from plait_kernels.moe.reference import softmax_top_k
 from plait_kernels.moe.routing import GroupLimit, Routing, sigmoid_group_top_k, softmax_group_top_k
@@ -74,6 +75,7 @@ __all__ = [
     "Experts",
     "Fp8Experts",
     "GroupLimit",
+    "Int4Experts",
     "Routing",
     "RowParts",
     "expert_mlps",
@@ -83,4 +85,5 @@ __all__ = [
     "softmax_group_top_k",
     "softmax_top_k",
     "stack_fp8",
+    "stack_int4",
 ]
