@@ -14,6 +14,7 @@ from plait_worker.attention.backend import requirements_for
 from plait_worker.attention.mha.torch_mha import TorchMha
 from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.cache import KVCache
+from plait_worker.graph_sizes import capture_sizes
 from plait_worker.models.loader import load_model
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
@@ -68,3 +69,9 @@ def counted(sampler: Callable[..., Tensor], name: str, counts: Counter[tuple[str
         return sampler(logits_SV, *others)
 
     return run
+
+
+def test_graphs_of_whole_token_budgets_are_counted_beside_the_largest_step() -> None:
+    small, large = capture_sizes(8, 8192, (0,)), capture_sizes(8, 8192, (0,), num_ranks=2)
+    assert profile_run._graph_bytes([], 7) == 0
+    assert profile_run._graph_bytes(small, 7) + 7 == profile_run._graph_bytes(large, 7)
