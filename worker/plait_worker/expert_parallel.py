@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from plait_kernels.collective import SentRows
-from plait_kernels.moe import Experts, ExpertStack, Fp8Experts
+from plait_kernels.moe import Experts, ExpertStack, Fp8Experts, Int4Experts
 from torch import Tensor
 
 from plait_worker.errors import ensure
@@ -216,7 +216,7 @@ class GroupExperts:
     def summand(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, dense_TD: Tensor | None) -> Summand:
         """With ``dense_TD`` added: over peers' memory, or else complete."""
         exchange = self._group.peers.exchange
-        if exchange is None or not isinstance(self._own, ExpertStack | Fp8Experts):
+        if exchange is None or not isinstance(self._own, ExpertStack | Fp8Experts | Int4Experts):
             out_TD = self(x_TD, weights_TK, experts_TK)
             return out_TD if dense_TD is None else out_TD + dense_TD
         room = self._group.room(len(x_TD))

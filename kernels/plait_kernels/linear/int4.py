@@ -12,6 +12,7 @@ Shapes: N rows, I inputs, O outputs, C chunks, G groups, W = 32 words of a chunk
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -178,10 +179,11 @@ def join(parts: Sequence[Int4Weight]) -> tuple[Int4Weight, ...]:
 def stack(weights: Sequence[Int4Weight]) -> Int4Weight:
     """Of matrices that are alike, whose inputs are in order."""
     has_zero = any(each.zero is not None for each in weights)
+    dtype = functools.reduce(torch.promote_types, (each.scale.dtype for each in weights))
     return replace(
         weights[0],
         codes=torch.stack([each.codes for each in weights]),
-        scale=torch.stack([each.scale for each in weights]),
+        scale=torch.stack([each.scale.to(dtype) for each in weights]),
         zero=torch.stack([_zeros(each) for each in weights]) if has_zero else None,
     )
 
@@ -197,7 +199,7 @@ def _are_alike(a: Int4Weight, b: Int4Weight) -> bool:
     if (a.order_I is None) != (b.order_I is None):
         return False
     same_order = a.order_I is None or b.order_I is None or torch.equal(a.order_I, b.order_I)
-    return same_order and (a.group_size, a.kind, a.scale.dtype) == (b.group_size, b.kind, b.scale.dtype)
+    return same_order and (a.group_size, a.kind) == (b.group_size, b.kind)
 
 
 def _joined(a: Int4Weight, b: Int4Weight) -> Int4Weight:
@@ -215,6 +217,11 @@ def _joined(a: Int4Weight, b: Int4Weight) -> Int4Weight:
 def _zeros(weight: Int4Weight) -> Tensor:
     middle = torch.full(weight.scale.shape, MIDDLE, dtype=torch.uint8, device=weight.scale.device)
     return middle if weight.zero is None else weight.zero
+
+
+def stored_shape(num_outputs: int, num_inputs: int) -> tuple[int, ...]:
+    """Of the codes."""
+    return -(-num_inputs // CHUNK), 2, num_outputs // MULTIPLE, MULTIPLE * WORDS // 2
 
 
 def _stored(code_OI: Tensor) -> Tensor:

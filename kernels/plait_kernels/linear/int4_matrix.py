@@ -39,7 +39,7 @@ class Int4Matrix:
         self.parts, self.bias_O = tuple(parts), bias_O
         self.num_outputs = sum(part.shape[0] for part in parts)
         self._tiles = [int4_tiles_of(part) for part in parts]
-        for part in parts:
+        for part in (part for part in parts if part.codes.is_cuda):
             _reserve(part.codes.device, panel_outputs(part) * part.num_inputs)
 
     def __call__(self, x_NI: Tensor) -> Tensor:

@@ -97,6 +97,10 @@ SHAPES: dict[str, dict[str, object]] = {
 }
 
 
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+SHAPES["qwen3-8b-awq"] = SHAPES["qwen3-8b"] | {"quantization_config": AWQ}
+
+
 def write_shape(name: str, folder: Path) -> None:
     """The files of one shape."""
     config = SHAPES[name]

@@ -68,6 +68,12 @@ class Source:
     def fp8_weight(self, _name: str) -> None:
         """None is stored so."""
 
+    def int4_weight(self, _name: str) -> None:
+        """It is dense."""
+
+    def int4_bytes(self, _name: str) -> None:
+        """It is dense."""
+
     def fp8_bytes(self, _name: str) -> None:
         """None is stored so."""
 

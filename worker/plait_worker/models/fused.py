@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from plait_kernels.activation import silu_mul
 from plait_kernels.linear import (
     Fp8Matrix,
     GpuMatrix,
+    Int4Matrix,
     Matrix,
     RowNorm,
     gate_up_silu,
@@ -34,22 +36,25 @@ from plait_worker.models.block import Block, Step
 from plait_worker.models.hidden_sums import HiddenSums
 from plait_worker.rank_sums import Summand
 
+FusedMatrix = GpuMatrix | Fp8Matrix | Int4Matrix
+"""Those that are held on a GPU."""
+
 
 @dataclass(frozen=True, slots=True)
 class FusedBlock:
     """A dense block's weights, shared with its layers."""
 
     attention_norm: BlockNorm
-    qkv: GpuMatrix | Fp8Matrix
+    qkv: FusedMatrix
     num_heads: int
     """H."""
     head_dim: int
     """E."""
     head_norm: HeadNorm | None
-    output: GpuMatrix | Fp8Matrix
+    output: FusedMatrix
     mlp_norm: BlockNorm
-    gate_up: GpuMatrix | Fp8Matrix
-    down: GpuMatrix | Fp8Matrix
+    gate_up: FusedMatrix
+    down: FusedMatrix
 
     def forward(
         self, x_TD: Tensor, residual_TD: Tensor, step: Step[SlotMappedStep], pages: Tensor
@@ -113,7 +118,7 @@ def _fused_block(block: Block[StepAttention]) -> FusedBlock | None:
     if attention.output.has_bias or mlp.down.has_bias:  # which rank 0 alone holds
         return None
     matrices = [layer.multiply for layer in (attention.qkv, attention.output, mlp.gate_up, mlp.down)]
-    plain = [each for each in matrices if isinstance(each, GpuMatrix | Fp8Matrix) and each.bias_O is None]
+    plain = [each for each in matrices if isinstance(each, FusedMatrix) and each.bias_O is None]
     if len(plain) < len(matrices):
         return None
     qkv, output, gate_up, down = plain
@@ -147,10 +152,11 @@ def rmsnorm_matmul(x_TD: Summand, residual_TD: Tensor, norm: BlockNorm, matrix: 
     return matrix(normed_TD), residual_TD
 
 
-def _rmsnorm_gate_up(
-    x_1D: Tensor, residual_1D: Tensor, norm: BlockNorm, matrix: GpuMatrix | Fp8Matrix
-) -> tuple[Tensor, Tensor]:
+def _rmsnorm_gate_up(x_1D: Tensor, residual_1D: Tensor, norm: BlockNorm, matrix: FusedMatrix) -> tuple[Tensor, Tensor]:
     """The same for one row, followed by the gate: ``[1, O / 2]``."""
+    if isinstance(matrix, Int4Matrix):
+        normed_1D, residual_1D = norm.add(x_1D, residual_1D)
+        return silu_mul(matrix(normed_1D)), residual_1D
     if norm.fuses_row(x_1D):
         return rmsnorm_gate_up_silu(x_1D, RowNorm(residual_1D, norm.weight_D, norm.eps), matrix.weight_OI)
     normed_1D, residual_1D = norm.add(x_1D, residual_1D)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from plait_kernels.cpu.library import supports_tensors
 from plait_kernels.kv_cache import PageScales
-from plait_kernels.linear import fp8_unsupported_reason
+from plait_kernels.linear import fp8_unsupported_reason, int4_unsupported_reason
 
 from plait_worker.attention.model_specs import attention_specs
 from plait_worker.capacity import check_fits
@@ -28,10 +28,16 @@ from plait_worker.weights.cut_blocks import dense_names
 from plait_worker.weights.dummy import DummyWeights
 from plait_worker.weights.formats.blocks import BLOCKS
 from plait_worker.weights.formats.fp8 import FP8_ON_LOAD, FP8_STORED
+from plait_worker.weights.formats.int4 import INT4
 from plait_worker.weights.gguf_file import GgufFile, UnpermutedGguf
+from plait_worker.weights.packed.awq import Awq
 from plait_worker.weights.packed.folder import PackedFolder
+from plait_worker.weights.packed.gptq import Gptq
+from plait_worker.weights.packed.layout import Int4Form
+from plait_worker.weights.packed.mxfp4 import PackedMxfp4
 from plait_worker.weights.prefetch import prefetch
 from plait_worker.weights.progress import LoadingProgress
+from plait_worker.weights.quantisation_config import read_quantisation
 from plait_worker.weights.reader import WeightFormat, Weights
 from plait_worker.weights.rope_order import in_neox_rope_order
 from plait_worker.weights.safetensors_folder import SafetensorsFolder, read_json
@@ -184,10 +190,13 @@ def dummy_model(
     config = open_config(path).without_unused_window(max_model_len)
     _check_layout(config, parallel)
     chosen, formats = choose_dtype(dtype, device), list[WeightFormat[Any]]()
+    int4 = _random_int4(path, dtype, chosen, device)
     if quantises:
         _check_fp8(device, chosen)
         formats = [FP8_ON_LOAD]
-    weights = DummyWeights(chosen, device, _make_weight_memory(parallel, device, free_bytes), formats)
+    elif int4 is not None:
+        formats = [INT4]
+    weights = DummyWeights(chosen, device, _make_weight_memory(parallel, device, free_bytes), formats, int4)
     with torch.inference_mode():
         if free_bytes is not None:
             least_bytes = _random_bytes(config, weights, parallel, free_bytes)
@@ -225,6 +234,8 @@ def _packed_formats(
     """Blocks where they are multiplied, for the matrices that have some; the log says what becomes of the others."""
     kinds, title = files.block_kinds(), files.layout.title
     name = str(chosen).removeprefix("torch.")
+    if dtype == "auto" and device.type == "cuda":
+        return _int4_formats(files, chosen, device)
     if dtype != "auto" or not _has_quantised_gemm(chosen, device):
         where = "--dtype says so" if dtype != "auto" else f"{device.type} has no GEMM for them with {name}"
         _log.info("weights: %s, upcast to %s: %s", title, name, where)
@@ -237,19 +248,42 @@ def _packed_formats(
     return checkpoint.formats
 
 
+def _int4_formats(files: PackedFolder, chosen: torch.dtype, device: torch.device) -> Sequence[WeightFormat[Any]]:
+    """4-bit codes, where they are multiplied and there are some; the log says what becomes of the others."""
+    title, name = files.layout.title, str(chosen).removeprefix("torch.")
+    if (reason := int4_unsupported_reason(device, chosen)) is not None:
+        _log.info("weights: %s, upcast to %s: %s", title, name, reason)
+        return []
+    num_kept, num_upcast = files.int4_names()
+    if num_kept == 0:
+        _log.info("weights: %s, upcast to %s: the kernels take 4 bits in groups of 32, 64, 128 or all", title, name)
+        return []
+    more = f"; {num_upcast} of {num_kept + num_upcast} matrices upcast to {name}" if num_upcast else ""
+    _log.info("weights: %s, kept in 4 bits%s", title, more)
+    return [INT4]
+
+
 def _check_fp8(device: torch.device, dtype: torch.dtype) -> None:
     if (reason := fp8_unsupported_reason(device, dtype)) is not None:
         raise ValueError(f"--quantization fp8 cannot hold weights in FP8 here: {reason}; leave it out")
 
 
-def _random_bytes(config: ModelConfig, like: Weights, parallel: Parallel, free_bytes: int) -> dict[str, int]:
+def _random_int4(path: Path, dtype: str, chosen: torch.dtype, device: torch.device) -> Int4Form | None:
+    """How random weights are held in 4 bits, as the configuration says of the files' matrices; None if dense."""
+    if dtype != "auto" or int4_unsupported_reason(device, chosen) is not None:
+        return None
+    layout = read_quantisation(read_json(path / "config.json"))
+    return layout.int4_form_of_all if isinstance(layout, Awq | Gptq | PackedMxfp4) else None
+
+
+def _random_bytes(config: ModelConfig, like: DummyWeights, parallel: Parallel, free_bytes: int) -> dict[str, int]:
     """Bytes of each of this rank's random tensors, packed copies not counted; nothing is allocated."""
 
     def stop_early(own: int, _to_come: int) -> None:
         if own * parallel.world > _COUNTED_BYTES:
             check_fits(own, free_bytes)
 
-    sizes = DummyWeights(like.dtype, torch.device("meta"), WeightMemory(stop_early), like.formats)
+    sizes = DummyWeights(like.dtype, torch.device("meta"), WeightMemory(stop_early), like.formats, like.int4)
     read_model(config, sizes, parallel, None)
     return dict(sizes.held.taken)
 

@@ -89,6 +89,12 @@ class DeepseekV4Files:
     def fp8_bytes(self, _name: str) -> None:
         """Matrices are read dense."""
 
+    def int4_weight(self, _name: str) -> None:
+        """Matrices are read dense."""
+
+    def int4_bytes(self, _name: str) -> None:
+        """Matrices are read dense."""
+
     def _dequantised(self, stored: str) -> Tensor:
         scale = _scale_name(stored)
         if not self._folder.holds(scale):

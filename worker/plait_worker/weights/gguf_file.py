@@ -92,6 +92,12 @@ class GgufFile:
     def fp8_bytes(self, name: str) -> None:
         """A GGUF has no FP8."""
 
+    def int4_weight(self, _name: str) -> None:
+        """Blocks are held as they are, or dense."""
+
+    def int4_bytes(self, _name: str) -> None:
+        """Blocks are held as they are, or dense."""
+
     def _dequantise(self, stored: _Stored) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         tensor, rows = stored.tensor, self._raw_rows(stored)
         numbers = np.empty((len(rows), prod(stored.shape) // len(rows)), np.float32)
@@ -160,6 +166,12 @@ class UnpermutedGguf:
 
     def fp8_bytes(self, name: str) -> None:
         """A GGUF has no FP8."""
+
+    def int4_weight(self, _name: str) -> None:
+        """Blocks are held as they are, or dense."""
+
+    def int4_bytes(self, _name: str) -> None:
+        """Blocks are held as they are, or dense."""
 
     def _unpermuted(self, name: str, rows: Tensor) -> Tensor:
         return next((unpermute(rows, num) for part, num in self._num_heads.items() if part in name), rows)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
-from plait_kernels.linear import BlockWeight, Fp8Weight, Matrix
+from plait_kernels.linear import BlockWeight, Fp8Weight, Int4Weight, Matrix
 from plait_kernels.linear.blocks import panel_bytes
 from plait_kernels.moe import Experts
 from torch import Tensor
@@ -161,6 +161,18 @@ class Weights:
         """Count a matrix, or a shard of it, that is held in FP8."""
         self.held.add(self.prefix + name, weight.nbytes)
         self.held.quantised_types.add("FP8")
+
+    def int4_weight(self, name: str, shape: tuple[int, ...]) -> Int4Weight | None:
+        """A whole matrix of 4-bit codes on the CPU, for ``keep_int4``; None if it must be taken dense.
+
+        Raises ``ModelFilesError`` as ``take`` does.
+        """
+        return self.source.int4_weight(self._check_tensor(name, shape))
+
+    def keep_int4(self, name: str, weight: Int4Weight) -> None:
+        """Count a matrix, or a shard of it, that is held as 4-bit codes."""
+        self.held.add(self.prefix + name, weight.nbytes)
+        self.held.quantised_types.add(weight.kind.upper())
 
     def uncounted(self) -> Weights:
         """The same tensors, for what is read only to be held in another form."""

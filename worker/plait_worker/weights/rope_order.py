@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 
 import torch
-from plait_kernels.linear import BlockWeight, Fp8Weight
+from plait_kernels.linear import BlockWeight, Fp8Weight, Int4Weight
 from plait_kernels.linear.fp8 import FP8
 from torch import Tensor
 
@@ -68,6 +68,19 @@ class _ReorderedSource(ABC):
     def fp8_bytes(self, name: str) -> int | None:
         """The source's."""
         return self.source.fp8_bytes(name)
+
+    def int4_weight(self, name: str) -> Int4Weight | None:
+        """The source's, with its rows in the same order."""
+        weight = self.source.int4_weight(name)
+        if weight is None:
+            return None
+        before_O = torch.arange(weight.shape[0])
+        order_O = self._reordered(name, before_O)
+        return weight if torch.equal(order_O, before_O) else weight.reordered(order_O)
+
+    def int4_bytes(self, name: str) -> int | None:
+        """The source's."""
+        return self.source.int4_bytes(name)
 
     def block_weight(self, name: str) -> BlockWeight | None:
         """The source's, with its rows in the same order."""

@@ -103,6 +103,12 @@ class SafetensorsFolder:
             return None
         return math.prod(self.shape(name))
 
+    def int4_weight(self, _name: str) -> None:
+        """``PackedFolder`` has such matrices."""
+
+    def int4_bytes(self, _name: str) -> None:
+        """``PackedFolder`` has such matrices."""
+
     def _dequantised(self, name: str, fp8: Fp8Scheme) -> Tensor:
         scale, weight = self._scale(name, fp8), self.read_as_stored(name, (FP8,))
         return fp8.blocks.dequantise(weight, scale) if fp8.blocks else weight.float() * scale[:, None]

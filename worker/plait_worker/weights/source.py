@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from plait_kernels.linear import BlockWeight, Fp8Weight
+from plait_kernels.linear import BlockWeight, Fp8Weight, Int4Weight
 from torch import Tensor
 
 
@@ -39,4 +39,12 @@ class TensorSource(Protocol):
 
     def fp8_bytes(self, name: str) -> int | None:
         """What ``fp8_weight`` would take, without reading it."""
+        ...
+
+    def int4_weight(self, name: str) -> Int4Weight | None:
+        """A matrix of 4-bit codes on the CPU, repacked; None if it is of another type, or of other groups."""
+        ...
+
+    def int4_bytes(self, name: str) -> int | None:
+        """What ``int4_weight`` would take at least, without reading it."""
         ...

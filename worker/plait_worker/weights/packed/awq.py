@@ -14,7 +14,7 @@ from torch import Tensor
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.packed import layout
 from plait_worker.weights.packed.integers import ScaledIntegers, unpack
-from plait_worker.weights.packed.layout import StoredTensors
+from plait_worker.weights.packed.layout import Int4Form, StoredTensors
 
 _BITS = 4
 _PER_WORD = 8
@@ -44,6 +44,15 @@ class Awq:
     def block_kind(self, stored: StoredTensors, module: str) -> str | None:
         """See ``PackedLayout``."""
         return layout.blocks_for(_BITS, self.shape(stored, module)[1], self.group_size, is_symmetric=False)
+
+    @property
+    def int4_form_of_all(self) -> Int4Form:
+        """``int4_form``, which all matrices have."""
+        return Int4Form(self.group_size, has_zero=True)
+
+    def int4_form(self, _stored: StoredTensors, _module: str) -> Int4Form:
+        """See ``PackedLayout``."""
+        return self.int4_form_of_all
 
     def has_half_scales(self, stored: StoredTensors, module: str) -> bool:
         """See ``PackedLayout``."""

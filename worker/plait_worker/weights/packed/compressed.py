@@ -17,7 +17,7 @@ from plait_worker.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.packed import layout
 from plait_worker.weights.packed.integers import ScaledIntegers, unpack
-from plait_worker.weights.packed.layout import StoredTensors
+from plait_worker.weights.packed.layout import Int4Form, StoredTensors
 
 PACKED = "pack-quantized"
 _MIXED = "mixed-precision"
@@ -74,6 +74,12 @@ class PackQuantized:
             return None
         num_inputs, scheme = self.shape(stored, module)[1], self._scheme(stored, module)
         return layout.blocks_for(scheme.bits, num_inputs, scheme.group_size, is_symmetric=scheme.is_symmetric)
+
+    def int4_form(self, stored: StoredTensors, module: str) -> Int4Form | None:
+        """See ``PackedLayout``."""
+        scheme, is_mixed = self._scheme(stored, module), stored.holds(f"{module}.weight_g_idx")
+        form = Int4Form(scheme.group_size, has_zero=not scheme.is_symmetric, is_mixed=is_mixed)
+        return form if scheme.bits == layout.CODE_BITS else None
 
     def has_half_scales(self, stored: StoredTensors, module: str) -> bool:
         """See ``PackedLayout``."""

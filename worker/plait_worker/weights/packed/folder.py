@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection
 
-from plait_kernels.linear import BlockWeight
+from plait_kernels.linear import BlockWeight, Int4Weight
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
-from plait_worker.weights.packed.layout import PackedLayout
+from plait_worker.weights.packed.layout import Int4Form, PackedLayout
 from plait_worker.weights.safetensors_folder import SafetensorsFolder
 
 _WEIGHT = ".weight"
@@ -27,7 +28,7 @@ class PackedFolder:
         self._modules = {_dense_name(name, layout): name.removesuffix(layout.packed) for name in packed}
         self._check_modules()
         layout.check_values(folder, list(self._modules.values()))
-        self._dense = self._find_dense()
+        self._dense, self._no_int4 = self._find_dense(), self._find_no_int4()
         belonging = {module + ending for module in self._modules.values() for ending in (layout.packed, *layout.others)}
         self._names = (folder.names - belonging) | self._modules.keys()
 
@@ -61,6 +62,39 @@ class PackedFolder:
 
     def fp8_bytes(self, _name: str) -> None:
         """Integers are not FP8."""
+
+    def int4_weight(self, name: str) -> Int4Weight | None:
+        """A matrix of 4-bit codes, repacked; scales stay exact."""
+        if self.int4_bytes(name) is None:
+            return None
+        return self.layout.read(self._folder, self._modules[name]).int4()
+
+    def int4_bytes(self, name: str) -> int | None:
+        """From the header."""
+        module = self._modules.get(name)
+        return None if module is None or _stack(module) in self._no_int4 else self._int4_bytes(module)
+
+    def int4_names(self) -> tuple[int, int]:
+        """How many packed matrices are held as 4-bit codes, and how many are not."""
+        num_kept = sum(self.int4_bytes(name) is not None for name in self._modules)
+        return num_kept, len(self._modules) - num_kept
+
+    def _int4_bytes(self, module: str) -> int | None:
+        form = self.layout.int4_form(self._folder, module)
+        return None if form is None else form.num_bytes(self.layout.shape(self._folder, module))
+
+    def _find_no_int4(self) -> frozenset[str]:
+        """Experts of a layer that are stacked, of which some are not 4-bit codes, or are scaled otherwise."""
+        forms = defaultdict[str, set[Int4Form | None]](set)
+        for module in filter(_EXPERT.search, self._modules.values()):
+            form = self.layout.int4_form(self._folder, module)
+            is_taken = form is not None and not form.is_mixed and self._int4_bytes(module) is not None
+            forms[_stack(module)].add(form if is_taken else None)
+        whole = (name.removesuffix(_WEIGHT) for name in self._folder.names if name.endswith(_WEIGHT))
+        stacks_with_whole = {_stack(module) for module in whole if _EXPERT.search(module)}
+        return frozenset(
+            stack for stack, found in forms.items() if None in found or len(found) > 1 or stack in stacks_with_whole
+        )
 
     def block_kinds(self) -> frozenset[str | None]:
         """The blocks that hold the packed matrices; None among them if some have none."""

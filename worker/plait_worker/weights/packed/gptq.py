@@ -19,7 +19,7 @@ from plait_worker.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.packed import layout
 from plait_worker.weights.packed.integers import ScaledIntegers, unpack
-from plait_worker.weights.packed.layout import StoredTensors
+from plait_worker.weights.packed.layout import Int4Form, StoredTensors
 
 _ZERO_LESS_ONE = {"gptq": 1, "gptq_v2": 0}
 _ONES = {4: 0x11111111, 8: 0x01010101}
@@ -65,6 +65,17 @@ class Gptq:
             return None
         num_inputs = self.shape(stored, module)[1]
         return layout.blocks_for(self.bits, num_inputs, self.group_size, is_symmetric=self.is_symmetric)
+
+    @property
+    def int4_form_of_all(self) -> Int4Form | None:
+        """``int4_form``, which all matrices have."""
+        is_mixed = self.is_act_order and self.group_size is not None
+        form = Int4Form(self.group_size, has_zero=not self.is_symmetric, is_mixed=is_mixed)
+        return form if self.bits == layout.CODE_BITS else None
+
+    def int4_form(self, _stored: StoredTensors, _module: str) -> Int4Form | None:
+        """See ``PackedLayout``."""
+        return self.int4_form_of_all
 
     def has_half_scales(self, stored: StoredTensors, module: str) -> bool:
         """See ``PackedLayout``."""

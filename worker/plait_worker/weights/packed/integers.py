@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from plait_kernels.linear import BlockWeight
+from plait_kernels.linear import BlockWeight, Int4Weight
+from plait_kernels.linear.int4 import FLOAT, INTEGER, pack_int4
 from torch import Tensor
 
 BLOCK = 32
@@ -30,6 +31,8 @@ class ScaledIntegers:
     """float32."""
     group_I: Tensor | None = None
     """The group of each input; None if groups are runs of one length."""
+    is_float: bool = False
+    """Whether they are twice an e2m1 value, as ``FLOATS``, for scales of half the size."""
 
     def dequantised(self) -> Tensor:
         """float32 ``[O, I]``, rounded once."""
@@ -53,6 +56,13 @@ class ScaledIntegers:
         parts = [self._packed(rows, pack) for rows in self._slabs()]
         return BlockWeight(kind, torch.cat(parts))
 
+    def int4(self) -> Int4Weight | None:
+        """The same as 4-bit codes; None if the kernels do not take them. Quants must be below 16, or floats."""
+        if self.is_float:
+            codes_OI = _CODES[self.quant_OI.long()]
+            return pack_int4(codes_OI, (2 * self.scale_OG).bfloat16(), None, FLOAT, self.group_I)
+        return pack_int4(self.quant_OI, _smallest(self.scale_OG), self.zero_OG, INTEGER, self.group_I)
+
     def _packed(self, rows: slice, pack: Callable[[Tensor], Tensor]) -> Tensor:
         quant_RB32 = self._centred(rows).unflatten(1, (-1, BLOCK))
         scale_RG = self.scale_OG[rows].half()
@@ -71,6 +81,22 @@ class ScaledIntegers:
         if self.group_I is not None:
             return values_RG[:, self.group_I]
         return values_RG.repeat_interleave(self.quant_OI.shape[1] // values_RG.shape[1], dim=1)
+
+
+FLOAT_MIDDLE = 16
+"""The zero of floats."""
+FLOATS = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
+"""Twice the e2m1 value of each code."""
+_CODES = torch.zeros(2 * FLOAT_MIDDLE, dtype=torch.uint8)
+"""The code of each quant; 0 and -0 are one number."""
+_CODES[FLOATS[1:8].long() + FLOAT_MIDDLE] = torch.arange(1, 8, dtype=torch.uint8)
+_CODES[FLOATS[9:].long() + FLOAT_MIDDLE] = torch.arange(9, 16, dtype=torch.uint8)
+
+
+def _smallest(scale_OG: Tensor) -> Tensor:
+    """In the smallest type that holds them exactly."""
+    narrow = (scale_OG.to(dtype) for dtype in (torch.float16, torch.bfloat16))
+    return next((each for each in narrow if torch.equal(each.float(), scale_OG)), scale_OG)
 
 
 def block_kind(bits: int, *, is_symmetric: bool) -> str | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from plait_kernels.linear.int4 import MULTIPLE, num_bytes, takes_groups
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
@@ -15,12 +17,34 @@ from plait_worker.weights.packed.integers import BLOCK, ScaledIntegers, block_ki
 WORD_BITS = 32
 INTEGER_BITS = (4, 8)
 """Widths that are read."""
+CODE_BITS = 4
+"""Those of which the GPU's kernels multiply."""
 INT32 = ("I32",)
 _SCALES = ("F16", "BF16", "F32")
 _MAX_SCALE = 65504.0
 """float16's largest."""
 _HALF_ERROR = 2.0**-11
 """A number's share that rounding to float16 changes at most, if it is no subnormal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Form:
+    """How a matrix of 4-bit codes is scaled, told from the headers."""
+
+    group_size: int | None
+    """None for all inputs."""
+    has_zero: bool
+    is_mixed: bool = False
+    """Whether groups are of inputs from anywhere (act-order)."""
+    is_float: bool = False
+    """Whether codes are e2m1 floats."""
+
+    def num_bytes(self, shape: tuple[int, int]) -> int | None:
+        """What the matrix takes at least; None if the kernels do not take it."""
+        size = self.group_size or shape[1]
+        if shape[0] % MULTIPLE or not takes_groups(shape[1], size):
+            return None
+        return num_bytes(shape, size, scale_bytes=2, has_zero=self.has_zero)
 
 
 class StoredTensors(Protocol):
@@ -72,6 +96,10 @@ class PackedLayout(Protocol):
 
     def block_kind(self, stored: StoredTensors, module: str) -> str | None:
         """The GGUF blocks that hold the matrix exactly, from the headers; None if none do."""
+        ...
+
+    def int4_form(self, stored: StoredTensors, module: str) -> Int4Form | None:
+        """How the codes are scaled; None if they have not 4 bits."""
         ...
 
     def has_half_scales(self, stored: StoredTensors, module: str) -> bool:

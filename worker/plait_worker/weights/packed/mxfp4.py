@@ -16,15 +16,13 @@ from torch import Tensor
 from plait_worker.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.packed import layout
-from plait_worker.weights.packed.integers import BLOCK, ScaledIntegers, unpack_nibbles
-from plait_worker.weights.packed.layout import StoredTensors
+from plait_worker.weights.packed.integers import BLOCK, FLOAT_MIDDLE, FLOATS, ScaledIntegers, unpack_nibbles
+from plait_worker.weights.packed.layout import Int4Form, StoredTensors
 
 FORMAT = "mxfp4-pack-quantized"
 _BYTES = ("U8", "I8")
 _EXPONENTS = ("U8", "F8_E8M0")
-_MIDDLE = 16
-_DOUBLED = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
-_QUANTS = (_DOUBLED + _MIDDLE).to(torch.uint8)
+_QUANTS = (FLOATS + FLOAT_MIDDLE).to(torch.uint8)
 """By the four bits."""
 _ROWS = 256
 """Looked up at a time: indices take eight times the result."""
@@ -71,8 +69,18 @@ class PackedMxfp4:
             )
         bytes_OX = stored.read_as_stored(module + self.packed, _BYTES)
         quant_OI = torch.cat([_looked_up(bytes_RX) for bytes_RX in bytes_OX.split(_ROWS)])
-        zero_OG = torch.full(exponent_OG.shape, _MIDDLE, dtype=torch.int16)
-        return ScaledIntegers(quant_OI, zero_OG, _powers_of_two(exponent_OG.long() - _ZERO_EXPONENT))
+        zero_OG = torch.full(exponent_OG.shape, FLOAT_MIDDLE, dtype=torch.int16)
+        scale_OG = _powers_of_two(exponent_OG.long() - _ZERO_EXPONENT)
+        return ScaledIntegers(quant_OI, zero_OG, scale_OG, is_float=True)
+
+    @property
+    def int4_form_of_all(self) -> Int4Form:
+        """``int4_form``, which all matrices have."""
+        return Int4Form(BLOCK, has_zero=False, is_float=True)
+
+    def int4_form(self, _stored: StoredTensors, _module: str) -> Int4Form:
+        """See ``PackedLayout``."""
+        return self.int4_form_of_all
 
     def check_values(self, _stored: StoredTensors, _modules: Sequence[str]) -> None:
         """See ``PackedLayout``; there are no zeros."""
