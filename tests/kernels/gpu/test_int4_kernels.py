@@ -26,7 +26,13 @@ FORMS = {
     "MXFP4": (FLOAT, 32, False),
 }
 """Kind of codes, group size, and whether there are zeros."""
-SHAPES = [(6144, 4096), (320, 1280), (4096, 12_288), (16, 512)]
+CASES = [(form, (320, 1280)) for form in FORMS] + [
+    ("AWQ", (6144, 4096)),
+    ("AWQ", (4096, 12_288)),
+    ("MXFP4", (1536, 2048)),
+    ("GPTQ", (16, 512)),
+]
+"""Forms and shapes."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +67,7 @@ def matmul(x_NI: Tensor, weight: Int4Weight) -> Tensor:
     return x_NI.double() @ weight.dequantised().double().T
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "shape"), CASES)
 def test_a_matrix_multiplies_any_number_of_rows(form: str, shape: tuple[int, int]) -> None:
     weight = made(shape, form)
     matrix = Int4Matrix([weight], None)
@@ -88,12 +93,12 @@ def test_de_quantised_weights_are_the_definition_s_rounded_once(form: str) -> No
 TILES = [(64, 128, 6, 4), (64, 256, 4, 4), (64, 512, 3, 4), (128, 128, 4, 8), (128, 256, 3, 8), (256, 128, 3, 16)]
 
 
-@pytest.mark.parametrize("splits", [1, 2, 8])
+@pytest.mark.parametrize("splits", [1, 8])
 @pytest.mark.parametrize("tile", TILES)
 def test_each_tile_gives_the_same_sums_each_time(tile: tuple[int, int, int, int], splits: int) -> None:
     outputs, inputs, stages, warps = tile
     weight = made((1024, 4096), "AWQ")
-    for num_rows in (1, 8, 33, 64):
+    for num_rows in (1, 8, 64):
         x_NI, outs = normal(num_rows, 4096), [normal(num_rows, 1024) for _ in range(3)]
         for out_NO in outs:
             int4_gemm(x_NI, weight, Tile(outputs, inputs, splits, stages, warps), out_NO)
