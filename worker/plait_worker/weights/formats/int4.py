@@ -12,6 +12,7 @@ from plait_kernels.linear.int4_matrix import can_multiply
 from plait_kernels.moe import Experts, stack_int4
 from torch import Tensor
 
+from plait_worker.weights.formats.int4_check import check_int4
 from plait_worker.weights.reader import ExpertShards, MatrixShard, Weights
 from plait_worker.weights.source import TensorSource
 
@@ -55,7 +56,10 @@ class Int4:
     def matrix(
         self, stored: tuple[Int4Weight, ...], bias_O: Tensor | None, _dtype: torch.dtype, _activation_bits: int
     ) -> Matrix:
-        """Its inputs are not rounded."""
+        """Its inputs are not rounded. Raises ``WorkerError`` if the GPU computes it wrong."""
+        for part in stored:
+            if part.codes.is_cuda:
+                check_int4(part)
         return Int4Matrix(stored, bias_O)
 
     def takes_experts(self, weights: Weights, first: ExpertShards) -> bool:
