@@ -34,6 +34,7 @@ from plait.page_size import with_page_size
 from plait.plan.settings import PlanSettings
 from plait.settings import PAGE_SIZE, ChatSettings, ServeSettings, engine_settings
 from plait.simulate.settings import SimulateSettings
+from plait.top_settings import TopSettings
 from plait_proto import ExitCode
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,6 +46,7 @@ COMMANDS: dict[str, type[msgspec.Struct]] = {
     "launch": LaunchSettings,
     "doctor": DoctorSettings,
     "chat": ChatSettings,
+    "top": TopSettings,
     "simulate": SimulateSettings,
     "plan": PlanSettings,
     "run-batch": RunBatchSettings,

@@ -17,6 +17,7 @@ from plait.http.engine import SocketWriter, read_description
 from plait.http.server import http_server
 from plait.http.streams import Streams
 from plait.proxy_settings import ProxySettings
+from plait.settings import HttpSettings
 
 from plait_testing.in_memory_engine import InMemoryEngine
 
@@ -76,12 +77,15 @@ def open_door(
     logs_requests: bool = False,
     tls: ssl.SSLContext | None = None,
     proxy: ProxySettings | None = None,
+    http: HttpSettings | None = None,
 ) -> Iterator[Door]:
     engine = InMemoryEngine()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     streams = Streams(engine, sockets)
-    app = build_app(engine, streams, read_description(engine), keys, proxy=proxy or ProxySettings())
+    app = build_app(
+        engine, streams, read_description(engine), keys, http or HttpSettings(), proxy=proxy or ProxySettings()
+    )
     server = http_server(app, logs_requests=logs_requests, tls=tls)
     scheme = "http" if tls is None else "https"
 

@@ -12,6 +12,7 @@ from openai.types.responses import ResponseErrorEvent
 from plait.http import connection_limits as limits
 from plait.http.auth import ApiKeys
 from plait.http.key_terms import KeyTerms
+from plait.settings import HttpSettings
 from plait_testing.front_door import BODY, CHAT, Asking, Door, open_door, raw_chat
 from plait_testing.in_memory_engine import LAST, TOO_SLOW, failure, record
 
@@ -336,3 +337,19 @@ def test_the_load_is_what_is_not_answered(door: Door) -> None:
     door.engine.send(record(stream, b"{}", LAST))
     asking.answer()
     assert httpx.get(f"{door.url}/load", timeout=60).json() == {"server_load": 0}
+
+
+@pytest.mark.parametrize("door_name", ["door", "locked_door"])
+def test_the_chat_page_is_one_file_and_needs_no_key(door_name: str, request: pytest.FixtureRequest) -> None:
+    door: Door = request.getfixturevalue(door_name)
+    page = httpx.get(door.url)
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "v1/chat/completions" in page.text
+    assert "://" not in page.text, "no outside resource"
+    assert "default-src 'none'; script-src 'sha256-" in page.headers["content-security-policy"]
+    assert httpx.post(door.url).status_code == 405
+
+
+def test_without_ui_there_is_no_page() -> None:
+    for door in open_door(None, http=HttpSettings(ui=False)):
+        assert httpx.get(door.url).status_code == 404

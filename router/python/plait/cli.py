@@ -21,6 +21,7 @@ from plait.plan.settings import PlanSettings
 from plait.process_environment import prepare_environment
 from plait.settings import ChatSettings, ServeSettings
 from plait.simulate.settings import SimulateSettings
+from plait.top_settings import TopSettings
 from plait.version import version
 
 # Tells flashinfer which GPU to compile for; the suffix `a` allows that architecture's own instructions.
@@ -83,6 +84,8 @@ def build_arg_parsers() -> tuple[Parser, dict[str, Parser]]:
     made = nodes.add_commands(commands)
     chat = commands.add_parser("chat", help="talk to a running server", allow_abbrev=False)
     add_flags(chat, ChatSettings)
+    top = commands.add_parser("top", help="watch a running server", allow_abbrev=False)
+    add_flags(top, TopSettings)
     simulate = commands.add_parser("simulate", help="run the scheduler on a trace, in virtual time", allow_abbrev=False)
     add_flags(simulate, SimulateSettings)
     plan = commands.add_parser("plan", help="size a model on paper: memory, requests, rates, flags", allow_abbrev=False)
@@ -101,7 +104,15 @@ def build_arg_parsers() -> tuple[Parser, dict[str, Parser]]:
     add_flags(kernels, KernelsSettings)
     load = commands.add_parser("bench", help="load a running server and measure it", allow_abbrev=False)
     benches = {f"bench {name}": command for name, command in add_commands(load).items()}
-    made |= {"serve": serve, "chat": chat, "simulate": simulate, "plan": plan, "kernels": kernels, "bench": load}
+    made |= {
+        "serve": serve,
+        "chat": chat,
+        "top": top,
+        "simulate": simulate,
+        "plan": plan,
+        "kernels": kernels,
+        "bench": load,
+    }
     made["run-batch"] = batch
     return parser, {**made, **benches}
 
@@ -131,6 +142,15 @@ def _chat(args: argparse.Namespace) -> int:
 
     key = next(iter(read_keys(Path(settings.api_key_file)))) if settings.api_key_file is not None else None
     return chat(settings.url, key, settings.temperature)
+
+
+def _top(args: argparse.Namespace) -> int:
+    settings = read_settings(args, TopSettings).watch
+    from plait.http.auth import read_keys
+    from plait.top import top
+
+    key = next(iter(read_keys(Path(settings.api_key_file)))) if settings.api_key_file is not None else None
+    return top(settings.url, key, settings.interval, settings.count)
 
 
 def _simulate(args: argparse.Namespace) -> int:
@@ -168,6 +188,7 @@ _COMMANDS = {
     "doctor": _doctor,
     "keys": nodes.keys,
     "chat": _chat,
+    "top": _top,
     "simulate": _simulate,
     "plan": _plan,
     "run-batch": _run_batch,

@@ -84,6 +84,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Setting("answer /metrics without a key too: for readers that send none, such as a gateway's endpoint picker"),
     ] = False
+    ui: Annotated[bool, Setting("a small chat page at /; it needs no key, what it asks the server does")] = True
     served_model_name: Annotated[
         tuple[ModelName, ...] | None,
         Setting(

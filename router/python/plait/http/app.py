@@ -24,6 +24,7 @@ from plait.http.messages import read_message
 from plait.http.metrics_page import MetricsPage
 from plait.http.openapi import add_generate_routes
 from plait.http.origins import AllowOrigins
+from plait.http.pages import html_page
 from plait.http.quotas import Quotas
 from plait.http.responses import read_response
 from plait.http.root_path import TakeRootPath
@@ -112,9 +113,19 @@ def build_app(
     _add_model_routes(app, names, description.max_model_len)
     _add_state_routes(app, engine, metrics.text if metrics is not None else engine.metrics)
     _add_probe_routes(app, engine, streams)
-    _add_error_shapes(app)
+    add_error_shapes(app)
     add_generate_routes(app)
+    if http.ui:
+        _add_page(app)
     return app
+
+
+def _add_page(app: FastAPI) -> None:
+    page = html_page("chat")
+
+    @app.get("/", include_in_schema=False)
+    async def chat() -> Response:
+        return page
 
 
 def _of_proxies(proxy: ProxySettings) -> list[Middleware]:
@@ -126,7 +137,7 @@ def _of_proxies(proxy: ProxySettings) -> list[Middleware]:
 def _authentication(keys: Admits | None, http: HttpSettings) -> list[Middleware]:
     if keys is None:
         return []
-    return [Middleware(RequireKey, keys=keys, metrics_without_key=http.metrics_without_key)]
+    return [Middleware(RequireKey, keys=keys, metrics_without_key=http.metrics_without_key, page_without_key=http.ui)]
 
 
 def _add_model_routes(app: FastAPI, names: ServedNames, max_model_len: int) -> None:
@@ -150,14 +161,14 @@ def _add_state_routes(app: FastAPI, engine: EngineHandle, metrics_text: Callable
     @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="The process runs and its engine steps, or idles without being stuck")
     async def health() -> Response:
-        return _health_response(health_problem, read_status(engine))
+        return health_response(health_problem, read_status(engine))
 
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready", summary="Requests are taken now")
     async def ready() -> Response:
         if app.state.is_leaving:
             raise ApiError(503, f"the server is about to drain; {_ADVICE['draining']}")
-        return _health_response(readiness_problem, read_status(engine))
+        return health_response(readiness_problem, read_status(engine))
 
     @app.get("/metrics", summary="Prometheus metrics")
     async def metrics() -> Response:
@@ -175,7 +186,7 @@ def _add_probe_routes(app: FastAPI, engine: EngineHandle, streams: Streams) -> N
     @app.post("/ping", summary="As /health")
     @app.get("/ping", summary="As /health")
     async def ping() -> Response:
-        return _health_response(health_problem, read_status(engine))
+        return health_response(health_problem, read_status(engine))
 
     @app.get("/load", summary="Requests that are not answered yet")
     async def load() -> Response:
@@ -212,14 +223,17 @@ def readiness_problem(status: Status) -> str | None:
     )
 
 
-def _health_response(problem_of: Callable[[Status], str | None], status: Status) -> Response:
+def health_response(problem_of: Callable[[Status], str | None], status: Status) -> Response:
+    """200, or 503 with what `problem_of` says."""
     if (problem := problem_of(status)) is not None:
         raise ApiError(503, problem)
     lost = {"replicas_lost": status.failed_replicas} if status.failed_replicas else {}
     return _json(200, msgspec.json.encode({"status": "ok"} | lost))
 
 
-def _add_error_shapes(app: FastAPI) -> None:
+def add_error_shapes(app: FastAPI) -> None:
+    """Give every error the form of its API."""
+
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
         return _json(error.status, body_for(request.url.path, error.status, error.body()))

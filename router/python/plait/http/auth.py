@@ -22,7 +22,10 @@ from plait.settings import Policy
 
 PROBES = frozenset({b"/health", b"/ping", b"/ready"})
 METRICS = b"/metrics"
+PAGE = b"/"
+"""HTML with nothing of the server's: its script asks with the key that the user types."""
 MAX_KEY_FILE_BYTES = 65_536
+API_KEY_FLAG = "--api-key-file"
 
 
 class Admits(Protocol):
@@ -39,15 +42,15 @@ class ApiKeys:
         self._terms = {hashlib.sha256(key.encode()).digest(): terms for key, terms in keys.items()}
 
     @classmethod
-    def from_file(cls, path: Path, policy: Policy) -> ApiKeys:
+    def from_file(cls, path: Path, policy: Policy, flag: str = API_KEY_FLAG) -> ApiKeys:
         """The keys in a file; raises `SettingsError` if it cannot be used, or grants what `policy` does not read."""
-        keys = read_keys(path)
+        keys = read_keys(path, flag)
         granted = {name for terms in keys.values() for name in terms.granted()}
         for name in sorted(granted):
             if policy not in READERS[name]:
                 readers = " or ".join(READERS[name])
                 raise SettingsError(
-                    f"--api-key-file {path} has `{name}=`, which --policy {policy} does not read; start with --policy "
+                    f"{flag} {path} has `{name}=`, which --policy {policy} does not read; start with --policy "
                     f"{readers}, or take `{name}=` out of the file"
                 )
         return cls(keys)
@@ -62,27 +65,27 @@ class ApiKeys:
         return self._terms[digest] if any(matches) else None
 
 
-def read_keys(path: Path) -> dict[str, KeyTerms]:
+def read_keys(path: Path, flag: str = API_KEY_FLAG) -> dict[str, KeyTerms]:
     """The keys in a file, one a line, each with its terms; raises `SettingsError` if it cannot be used.
 
     Empty lines and lines that begin with `#` are no keys. A file that all users of the machine may read is rejected.
     """
-    return _keys(path, read_secret_file("--api-key-file", path, MAX_KEY_FILE_BYTES))
+    return _keys(flag, path, read_secret_file(flag, path, MAX_KEY_FILE_BYTES))
 
 
-def _keys(path: Path, raw: bytes) -> dict[str, KeyTerms]:
+def _keys(flag: str, path: Path, raw: bytes) -> dict[str, KeyTerms]:
     if not raw.isascii():
-        raise SettingsError(f"--api-key-file {path} has bytes that are not ASCII; a key travels in an HTTP header")
+        raise SettingsError(f"{flag} {path} has bytes that are not ASCII; a key travels in an HTTP header")
     lines = [line.strip() for line in raw.decode("ascii").splitlines()]
     try:
         pairs = [parse_line(line) for line in lines if line and not line.startswith("#")]
     except ValueError as error:
-        raise SettingsError(f"--api-key-file {path} has a line with {error}") from error
+        raise SettingsError(f"{flag} {path} has a line with {error}") from error
     keys = dict(pairs)
     if len(keys) != len(pairs):
-        raise SettingsError(f"--api-key-file {path} has a key twice; give each one line")
+        raise SettingsError(f"{flag} {path} has a key twice; give each one line")
     if not keys:
-        raise SettingsError(f"--api-key-file {path} holds no key; write one a line, say from `openssl rand -hex 32`")
+        raise SettingsError(f"{flag} {path} holds no key; write one a line, say from `openssl rand -hex 32`")
     return keys
 
 
@@ -92,10 +95,13 @@ class RequireKey:
     It looks at the path's raw bytes, as they were sent: another spelling of an open path needs the key.
     """
 
-    def __init__(self, app: ASGIApp, keys: Admits, *, metrics_without_key: bool = False) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Admits, *, metrics_without_key: bool = False, page_without_key: bool = False
+    ) -> None:
         self._app = app
         self._keys = keys
-        self._open_paths = PROBES | {METRICS} if metrics_without_key else PROBES
+        also_open = {METRICS: metrics_without_key, PAGE: page_without_key}
+        self._open_paths = PROBES | {path for path, is_open in also_open.items() if is_open}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope.get("raw_path") not in self._open_paths:
