@@ -18,6 +18,7 @@ MOST_APART = 0.02
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.acceptance("cpu")
 @pytest.mark.parametrize(("name", "form"), CASES)
 def test_answers_from_packed_weights_are_those_of_the_dequantised_model(
