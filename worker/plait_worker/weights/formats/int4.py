@@ -12,7 +12,7 @@ from plait_kernels.linear.int4_matrix import can_multiply
 from plait_kernels.moe import Experts, stack_int4
 from torch import Tensor
 
-from plait_worker.weights.formats.int4_check import check_int4
+from plait_worker.weights.formats.int4_check import check_int4, check_int4_experts
 from plait_worker.weights.reader import ExpertShards, MatrixShard, Weights
 from plait_worker.weights.source import TensorSource
 
@@ -70,8 +70,11 @@ class Int4:
     def experts(
         self, stored: Iterator[tuple[tuple[Int4Weight, ...], tuple[Int4Weight, ...]]], _dtype: torch.dtype
     ) -> Experts:
-        """In two stacks."""
-        return stack_int4((gate_up[0], down[0]) for gate_up, down in stored)
+        """In two stacks. Raises ``WorkerError`` if the GPU computes them wrong."""
+        experts = stack_int4((gate_up[0], down[0]) for gate_up, down in stored)
+        if experts.down_EHI.codes.is_cuda:
+            check_int4_experts(experts)
+        return experts
 
 
 def _cut(whole: Int4Weight, shard: MatrixShard) -> Int4Weight | None:
