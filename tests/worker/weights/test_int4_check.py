@@ -11,7 +11,6 @@ from plait_worker.errors import WorkerError
 from plait_worker.weights.formats import int4_check
 from torch import Tensor
 
-
 EXPERTS = Int4Experts.__call__
 
 
