@@ -132,9 +132,8 @@ class V4Driver:
     def __post_init__(self) -> None:
         sizes = StateSizes(self.num_slots, self.max_tokens, self.num_snapshots)
         self.cache = KVCache(self.model.cache_specs, self.num_pages, self.page_size, CPU, sizes)
-        for pages, state in zip(self.cache.layers, self.cache.states, strict=True):
-            assert state is not None
-            for tensor in (pages, state.raw, state.sums, state.last, state.saved_rings, state.saved_last):
+        for pages, state in zip(self.cache.entry_pages, self.cache.states, strict=True):
+            for tensor in (*pages, state.raw, state.sums, state.last, state.saved_rings, state.saved_last):
                 tensor.fill_(UNSEEN)
         self.attention = cpu_attention(self.model.attention_specs, self.page_size, 64, self.max_tokens)
         generator = torch.Generator().manual_seed(3)
@@ -162,8 +161,9 @@ class V4Driver:
     def free(self, name: str) -> list[int]:
         """End a request; its slot and pages hold ``UNSEEN`` again."""
         slot, pages = self.slots.pop(name), self.pages.pop(name)
-        for layer, state in zip(self.cache.layers, self.cache.states, strict=True):
-            layer[pages] = UNSEEN
+        for entry_pages, state in zip(self.cache.entry_pages, self.cache.states, strict=True):
+            for pool in entry_pages:
+                pool[pages] = UNSEEN
             for tensor in (state.rings(), state.sums, state.last):
                 tensor[slot] = UNSEEN
         self.free_slots.append(slot)

@@ -56,7 +56,7 @@ def _poison_pages(cache: KVCache, rows: Rows) -> Iterator[_Kept]:
     for pages, start, length in zip(table, rows.starts, rows.lengths, strict=True):
         new.update(pages[-(-start // size) : -(-(start + length) // size)])
         written.update(pages[start // size : -(-(start + length) // size)])
-    for layer in cache.layers:
+    for layer in (*cache.layers, *cache.index_keys):
         layer[sorted(new)] = POISON
         yield _Kept.of("page", layer, written, cache.num_pages)
 

@@ -1,7 +1,7 @@
 """The paged KV cache of one rank: a pool of pages for each distinct spec of the layers.
 
 Shapes: N pages and one dummy page, 2 for key and value, G key-value heads of this rank, P tokens in a
-page, D elements of a head, C elements of an MLA latent with its shared key.
+page, D elements of a head, C elements of an MLA latent with its shared key, R compressed entries in a page.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import mmap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from plait_proto.families import CacheKind
 from torch import Tensor
 
-from plait_worker.attention.spec import AttentionSpec
+from plait_worker.attention.spec import AttentionSpec, CompressedShape
 from plait_worker.errors import ensure
 from plait_worker.slot_state import NO_STATE, StateSizes, allocate_state
 from plait_worker.step_inputs import Ints
@@ -36,12 +37,27 @@ class CacheSpec:
 
     def page_bytes(self, page_size: int) -> int:
         """Of one page; ``page_size`` in tokens."""
-        return math.prod(self.attention.page_shape(page_size)) * self.attention.cached_dtype.itemsize
+        num_elements = math.prod(self.attention.page_shape(page_size)) + math.prod(self.index_shape(page_size))
+        return num_elements * self.attention.cached_dtype.itemsize
+
+    def index_shape(self, page_size: int) -> tuple[int, ...]:
+        """Of the indexer's keys in one page; ``[0, 0]`` without an indexer."""
+        spec = self.attention
+        return spec.index_page_shape(page_size) if isinstance(spec, CompressedShape) else (0, 0)
 
 
 def bytes_per_page(specs: Iterable[CacheSpec], page_size: int) -> int:
     """Bytes of one page over all layers; ``page_size`` in tokens."""
     return sum(spec.page_bytes(page_size) for spec in specs)
+
+
+class EntryPages(NamedTuple):
+    """The compressed entries of a DeepSeek-V4 layer; R of them in a page."""
+
+    entries: Tensor
+    """``[N + 1, R, D]``."""
+    index_keys: Tensor
+    """``[N + 1, R, index_dim]``; empty without an indexer."""
 
 
 class KVCache:
@@ -59,11 +75,12 @@ class KVCache:
         self.num_pages = num_pages
         self.num_snapshots = state.num_snapshots
         self.page_size = page_size
-        pools = {
-            spec: iter(_allocate_pages(spec, num, num_pages, page_size, device)) for spec, num in Counter(specs).items()
-        }
-        self.layers: list[Tensor] = [next(pools[spec]) for spec in specs]
-        """One tensor ``[N + 1, 2, G, P, D]`` or ``[N + 1, P, C]`` a layer."""
+        pools = {spec: spec.attention.page_shape(page_size) for spec in specs}
+        self.layers = _allocate_pages(specs, pools, num_pages + 1, device)
+        """One tensor ``[N + 1, 2, G, P, D]``, ``[N + 1, P, C]`` or ``[N + 1, R, D]`` a layer."""
+        index_pools = {spec: spec.index_shape(page_size) for spec in specs}
+        self.index_keys = _allocate_pages(specs, index_pools, num_pages + 1, device)
+        """One tensor ``[N + 1, R, index_dim]`` a layer: of DeepSeek-V4's indexers; else empty."""
         states = (allocate_state(spec.attention, state, device) for spec in specs)
         self.states = [each for each in states if each is not None]
         """Of each layer with slot state: all layers of a model, or none."""
@@ -83,19 +100,32 @@ class KVCache:
         ensure(len(snapshots) == 0 or int(snapshots.max()) < most, f"the plan names a snapshot, and there are {most}")
 
     @property
+    def entry_pages(self) -> list[EntryPages]:
+        """Of each layer."""
+        return [EntryPages(*pair) for pair in zip(self.layers, self.index_keys, strict=True)]
+
+    @property
     def dummy_page(self) -> int:
         """Index of the page outside the pool."""
         return self.num_pages
 
 
 def _allocate_pages(
-    spec: CacheSpec, num_layers: int, num_pages: int, page_size: int, device: torch.device
+    specs: Sequence[CacheSpec], shapes: Mapping[CacheSpec, tuple[int, ...]], num_pages: int, device: torch.device
 ) -> list[Tensor]:
-    """Zeros for each layer of this spec; on a CPU the kernel maps them page by page on first touch.
+    """A pool for each spec, of pages of its shape; a part of it for each layer."""
+    pools = {
+        spec: iter(_allocate((num_pages, *shapes[spec]), spec.attention.cached_dtype, num, device))
+        for spec, num in Counter(specs).items()
+    }
+    return [next(pools[spec]) for spec in specs]
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, num_layers: int, device: torch.device) -> list[Tensor]:
+    """Zeros for each layer; on a CPU the kernel maps them page by page on first touch.
 
     Writing zeros over a pool of 4 GiB takes seconds, and memory that most servers never use.
     """
-    shape, dtype = (num_pages + 1, *spec.attention.page_shape(page_size)), spec.attention.cached_dtype
     if device.type != "cpu" or not math.prod(shape):
         return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
     size = math.prod(shape) * dtype.itemsize

@@ -155,25 +155,27 @@ class CompressedShape:
         return self.index_dim > 0
 
     @property
-    def entry_dim(self) -> int:
-        """Elements cached of an entry: the key, then the indexer's."""
-        return self.head_dim + self.index_dim
-
-    @property
     def num_channels(self) -> int:
-        """Channels of the running sums."""
-        return self.entry_dim * (2 if self.overlaps else 1)
+        """Channels of the running sums: of an entry's key, and of the indexer's."""
+        return (self.head_dim + self.index_dim) * (2 if self.overlaps else 1)
 
     def page_shape(self, page_size: int) -> tuple[int, ...]:
-        """``[P / ratio, entry_dim]``; nothing without entries.
+        """``[P / ratio, D]``; nothing without entries.
 
         Raises ``ValueError`` if a page does not hold whole entries.
         """
+        return self._num_entries(page_size), self.head_dim
+
+    def index_page_shape(self, page_size: int) -> tuple[int, ...]:
+        """``[P / ratio, index_dim]``, of the indexer's keys: kernels take entries without gaps, so they lie apart."""
+        return self._num_entries(page_size), self.index_dim
+
+    def _num_entries(self, page_size: int) -> int:
         if not self.ratio:
-            return 0, self.head_dim
+            return 0
         if page_size % self.ratio:
             raise ValueError(f"--page-size {page_size} is not a multiple of {self.ratio}, the tokens of an entry")
-        return page_size // self.ratio, self.entry_dim
+        return page_size // self.ratio
 
 
 def check_no_window(spec: MhaShape) -> None:

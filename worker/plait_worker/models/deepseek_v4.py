@@ -23,7 +23,7 @@ from plait_worker.attention.compressed.row_lists import ChosenEntries, EntryList
 from plait_worker.attention.compressed.running_sums import close_blocks
 from plait_worker.attention.compressed.torch_compressed import CompressedStep
 from plait_worker.attention.spec import AttentionSpec, CompressedShape, distinct
-from plait_worker.cache import CacheSpec, KVCache
+from plait_worker.cache import CacheSpec, EntryPages, KVCache
 from plait_worker.layers.limited_mlp import BiasRouter, HashRouter, LimitedExperts, LimitedMlp
 from plait_worker.layers.linear import ColumnLinear, Projection, RowLinear
 from plait_worker.layers.norm import RmsNorm
@@ -103,15 +103,16 @@ class Compressor:
             for name, width in zip(below, self.widths, strict=True)
         ]
 
-    def __call__(self, projected: Sequence[Tensor], step: LayerStep, state: LayerState, pages: Tensor) -> None:
+    def __call__(self, projected: Sequence[Tensor], step: LayerStep, state: LayerState, pages: EntryPages) -> None:
         """Take in the step's tokens and store the entries that they complete."""
         blocks, num = step.attention.blocks, len(self.widths)
         values_TC, gates_TC = (self._side_by_side(part) for part in (projected[:num], projected[num:]))
         entries_CK = close_blocks(values_TC, gates_TC + self.ape[blocks.ape_T], blocks, state)
         if len(entries_CK):
-            parts = zip(self.norms, entries_CK.split(self.widths, dim=1), strict=True)
-            finished = [self._finish(norm, part, step.entry_rotations_CF).to(pages.dtype) for norm, part in parts]
-            pages.flatten(0, 1).index_copy_(0, blocks.place_C, torch.cat(finished, dim=1))
+            parts = zip(pages[:num], self.norms, entries_CK.split(self.widths, dim=1), strict=True)
+            for pool, norm, part_CK in parts:
+                finished_CK = self._finish(norm, part_CK, step.entry_rotations_CF).to(pool.dtype)
+                pool.flatten(0, 1).index_copy_(0, blocks.place_C, finished_CK)
 
     def _finish(self, norm: RmsNorm, part_CK: Tensor, rotations_CF: Tensor | None) -> Tensor:
         if rotations_CF is None:
@@ -180,7 +181,7 @@ class Attention:
         self.sinks_H = weights.take("attn_sink", (config.num_heads,), rows=heads, dtype=torch.float32)
         self.output = GroupedOutput(sizes, weights, parallel)
 
-    def __call__(self, x_TD: Tensor, step: LayerStep, state: LayerState, pages: Tensor) -> Tensor:
+    def __call__(self, x_TD: Tensor, step: LayerStep, state: LayerState, pages: EntryPages) -> Tensor:
         """``[T, D]``. Entries are stored before anything reads them; rings are read before they are rewritten."""
         latent_TQ, key_TE, *others = self.first(x_TD).split(self.widths, dim=1)
         latent_TQ = self.q_norm(latent_TQ)
@@ -192,8 +193,8 @@ class Attention:
             self.compressor(others[: len(self.compressor.projections)], step, state, pages)
             seen = step.attention.entries
         if self.indexer is not None:
-            seen = step.attention.choose(self.indexer(latent_TQ, step.rotations_TF), others[-1], pages)
-        out_THE = step.attention.attend(q_THE, state.raw, pages, step.window.index_TW, seen, self.sinks_H)
+            seen = step.attention.choose(self.indexer(latent_TQ, step.rotations_TF), others[-1], pages.index_keys)
+        out_THE = step.attention.attend(q_THE, state.raw, pages.entries, step.window.index_TW, seen, self.sinks_H)
         state.keep_window(step.window)
         out_TD = self.output(rotate_last(out_THE, step.rotations_TF.conj()))
         return self.parallel.all_reduce(out_TD)
@@ -234,7 +235,7 @@ class Block:
         self.moe_norm = RmsNorm(weights, "ffn_norm", config.hidden_size, config.norm_eps)
         self.moe = Moe(sizes, layer, weights.with_prefix("ffn"), parallel)
 
-    def __call__(self, streams_TnD: Tensor, step: LayerStep, state: LayerState, pages: Tensor) -> Tensor:
+    def __call__(self, streams_TnD: Tensor, step: LayerStep, state: LayerState, pages: EntryPages) -> Tensor:
         """The streams behind the block."""
         x_TD, mixing = self.attention_mixer(streams_TnD)
         streams_TnD = mixing.add(streams_TnD, self.attention(self.attention_norm(x_TD), step, state, pages))
@@ -280,7 +281,7 @@ class DeepseekV4(WithVocabHead):
         embedded_TD = self.parallel.all_reduce(self.embedding(rows.token_ids_T))
         streams_TnD = embedded_TD[:, None].expand(-1, self.num_streams, -1).contiguous()
         steps = [self._layer_step(rows, each, attention[0].window) for each in attention]
-        layers = zip(self.blocks, self._spec_index, cache.states, cache.layers, strict=True)
+        layers = zip(self.blocks, self._spec_index, cache.states, cache.entry_pages, strict=True)
         for block, spec, state, pages in layers:
             streams_TnD = block(streams_TnD, steps[spec], state, pages)
         return self.norm(self.stream_head(streams_TnD))

@@ -1,7 +1,7 @@
 """DeepSeek-V4's attention with plain torch operations, in float32: the reference of every other backend.
 
 Shapes: T tokens, B those of one call, W the window, M entries of a list, H heads, D elements of a head, I indexer
-heads, E elements of theirs; pages ``[(N + 1), P / ratio, D + E]``.
+heads, E elements of theirs; entries ``[N + 1, P / ratio, D]``, index keys ``[N + 1, P / ratio, E]``.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class CompressedStep:
         """Of layers with entries."""
         return entry_lists(self.rows, self.shape.ratio, self.requirements.page_size)
 
-    def choose(self, q_TIE: Tensor, weights_TI: Tensor, pages: Tensor) -> EntryLists | ChosenEntries:
+    def choose(self, q_TIE: Tensor, weights_TI: Tensor, index_keys: Tensor) -> EntryLists | ChosenEntries:
         """The entries that each token sees: the best ``top_k`` by the indexer; all while there are no more."""
         entries = self.entries
         if not self.shape.overlaps or entries.width <= self.shape.top_k:
             return entries
-        keys_FE = pages.flatten(0, 1)[:, self.shape.head_dim :]
+        keys_FE = index_keys.flatten(0, 1)
         chosen = [self._best(q_TIE[part], weights_TI[part], keys_FE, part, rows) for part, rows in self._parts()]
         return ChosenEntries(torch.cat(chosen))
 
@@ -124,14 +124,14 @@ class CompressedStep:
         self,
         q_THD: Tensor,
         raw: Tensor,
-        pages: Tensor,
+        entries: Tensor,
         window_TW: Tensor,
         seen: EntryLists | ChosenEntries | None,
         sinks_H: Tensor,
     ) -> Tensor:
         """``[T, H, D]``: one softmax over a token's raw keys, entries and its heads' sinks; keys are values."""
         out_THD = torch.empty_like(q_THD)
-        entries_FD = pages.flatten(0, 1)[:, : self.shape.head_dim]
+        entries_FD = entries.flatten(0, 1)
         width = window_TW.shape[1] + (seen.width if seen is not None else 0)
         size = max(1, _GATHERED // (width * q_THD.shape[2]))
         for begin in range(0, len(q_THD), size):

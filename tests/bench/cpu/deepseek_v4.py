@@ -1,0 +1,214 @@
+"""DeepSeek-V4 on a CPU beside transformers, by a rank's own steps: prefill, decode, and what long contexts cost.
+
+    python tests/bench/cpu/deepseek_v4.py --threads 1 --out tests/bench/results/deepseek-v4-cpu.json
+
+A random model of four layers (dense, CSA, HCA, CSA). Both sides compute the same tokens in float32 in one process, in
+turns; a figure is the median of the rounds. The experts of transformers run by whichever of its ways is fastest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import transformers
+from plait.bench.result_file import Row, commit, machine, versions
+from plait_testing.attention_cases import cpu_attention
+from plait_testing.deepseek_v4 import CSA, DENSE, HCA, YARN, random_v4
+from plait_testing.stepper import Stepper
+from plait_worker.cache import KVCache
+from plait_worker.models.loader import load_model
+from plait_worker.parallel import Parallel
+from plait_worker.rank import Rank
+from plait_worker.slot_state import StateSizes
+from plait_worker.slots import Slots
+
+CPU = torch.device("cpu")
+LIBRARIES = ("plait", "torch", "transformers")
+SHAPE: dict[str, Any] = {
+    "vocab_size": 32768,
+    "hidden_size": 1024,
+    "moe_intermediate_size": 512,
+    "num_attention_heads": 16,
+    "head_dim": 128,
+    "q_lora_rank": 512,
+    "num_experts_per_tok": 2,
+    "n_routed_experts": 8,
+    "sliding_window": 128,
+    "o_groups": 4,
+    "o_lora_rank": 256,
+    "index_n_heads": 16,
+    "index_head_dim": 64,
+    "index_topk": 64,
+    "partial_rotary_factor": 0.5,
+    "max_position_embeddings": 16384,
+    "compress_rates": {CSA: 4, HCA: 128},
+    "layer_types": [DENSE, CSA, HCA, CSA],
+    "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
+    "rope_parameters": YARN,
+}
+WAYS_OF_EXPERTS = ("eager", "grouped_mm", "batched_mm")
+PAGE, CHUNK = 256, 2048
+PREFILL, NUM_STREAMS = 4096, 8
+CONTEXTS = (1024, 8192)
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return torch.randint(0, SHAPE["vocab_size"], (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+class Plait:
+    """One rank, stepped by plans."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = load_model(folder, "float32", CPU, Parallel())
+
+    def stepper(self, num_slots: int, num_tokens: int) -> Stepper:
+        """Fresh caches for so many requests of ``num_tokens``."""
+        num_pages, most = num_slots * -(-num_tokens // PAGE), CHUNK + num_slots
+        rank = Rank(
+            model=self.model,
+            cache=KVCache(self.model.cache_specs, num_pages, PAGE, CPU, StateSizes(num_slots, most, 1)),
+            attention=cpu_attention(self.model.attention_specs, PAGE, PAGE, most),
+            slots=Slots(num_slots, num_pages, PAGE, num_tokens, CPU),
+            parallel=Parallel(),
+        )
+        return Stepper(rank.step, PAGE, num_pages)
+
+    def prefill(self) -> float:
+        """Seconds of one prompt, in chunks."""
+        stepper = self.stepper(1, PREFILL + 8)
+        slot = stepper.admit(prompt(PREFILL, 1))
+        return seconds(lambda: stepper.generate(slot, 1, CHUNK))
+
+    def decode(self, context: int, num_steps: int) -> float:
+        """Seconds of a step of all streams, in the mean."""
+        stepper = self.stepper(NUM_STREAMS, context + num_steps + 8)
+        slots = [stepper.admit(prompt(context, seed)) for seed in range(NUM_STREAMS)]
+        for slot in slots:
+            stepper.generate(slot, 1, CHUNK)
+        stepper.step(decode=slots)
+        return seconds(lambda: [stepper.step(decode=slots) for _ in range(num_steps)]) / num_steps
+
+
+class Transformers:
+    """The same model there."""
+
+    def __init__(self, model: transformers.DeepseekV4ForCausalLM) -> None:
+        self.model = model
+
+    @torch.inference_mode()
+    def prefill(self, length: int = PREFILL) -> float:
+        ids = torch.tensor([prompt(length, 1)])
+        return seconds(lambda: self.model(ids, use_cache=True, logits_to_keep=1).logits.argmax(-1))
+
+    @torch.inference_mode()
+    def decode(self, context: int, num_steps: int) -> float:
+        """As ``Plait.decode``: one batch, its cache as transformers keeps it."""
+        given = self.model(
+            torch.tensor([prompt(context, seed) for seed in range(NUM_STREAMS)]), use_cache=True, logits_to_keep=1
+        )
+
+        def step() -> None:
+            nonlocal given
+            ids = given.logits[:, -1:].argmax(-1)
+            given = self.model(ids, past_key_values=given.past_key_values, use_cache=True)
+
+        step()
+        return seconds(lambda: [step() for _ in range(num_steps)]) / num_steps
+
+    def take_fastest_experts(self) -> str:
+        """Choose among ``WAYS_OF_EXPERTS`` by a prefill."""
+        times = {}
+        for way in WAYS_OF_EXPERTS:
+            self.model.set_experts_implementation(way)
+            times[way] = self.prefill(CONTEXTS[0])
+            said(f"transformers' experts by {way}: {times[way]:.2f} s")
+        best = min(times, key=lambda way: times[way])
+        self.model.set_experts_implementation(best)
+        return best
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def said(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def measured(ours: Plait, theirs: Transformers, num_rounds: int) -> dict[str, float]:
+    """Medians, in seconds; the sides take turns."""
+    short, long = CONTEXTS
+    works: dict[str, Callable[[], float]] = {
+        "plait prefill": ours.prefill,
+        "transformers prefill": theirs.prefill,
+        "plait decode": lambda: ours.decode(short, 32),
+        "transformers decode": lambda: theirs.decode(short, 8),
+        "plait decode deep": lambda: ours.decode(long, 32),
+    }
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(num_rounds):
+        for name, work in works.items():
+            times[name].append(work())
+            said(f"{name}: {times[name][-1]:.4f} s")
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def figures(times: dict[str, float], threads: int) -> Iterator[Row]:
+    """A row each, with the goals of the design."""
+    of = f"{threads} thread{'s' * (threads > 1)}"
+    for side in ("plait", "transformers"):
+        prefill, decode = times[f"{side} prefill"], times[f"{side} decode"]
+        yield Row(f"{side}, prefill of {PREFILL}, {of}", "rate", "tokens/s", PREFILL / prefill)
+        case = f"{side}, decode at {NUM_STREAMS} streams, context {CONTEXTS[0]}, {of}"
+        yield Row(case, "rate", "tokens/s", NUM_STREAMS / decode)
+    yield Row(f"prefill of {PREFILL}, {of}", "over_transformers", "1", _ratio(times, "prefill"), 2.0)
+    yield Row(f"decode at {NUM_STREAMS} streams, {of}", "over_transformers", "1", _ratio(times, "decode"), 3.0)
+    deep = times["plait decode deep"] / times["plait decode"]
+    yield Row(f"decode at {NUM_STREAMS} streams, {of}", "cost_of_8192_over_1024", "1", deep, 1.5)
+
+
+def _ratio(times: dict[str, float], what: str) -> float:
+    return times[f"transformers {what}"] / times[f"plait {what}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args()
+    reference = random_v4("real ratios", **SHAPE)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        reference.save_pretrained(folder)
+        ours, theirs = Plait(Path(folder)), Transformers(reference)
+        for threads in asked.threads:
+            torch.set_num_threads(threads)
+            theirs.take_fastest_experts()
+            rows += figures(measured(ours, theirs, asked.rounds), threads)
+    for row in rows:
+        said(f"{row.case}, {row.metric}: {row.value:,.2f}")
+    record = {
+        "commit": commit(),
+        "command": f"python {' '.join(sys.argv)}",
+        "machine": machine(),
+        "versions": versions(LIBRARIES),
+        "rows": rows,
+    }
+    asked.out.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+
+
+if __name__ == "__main__":
+    main()
