@@ -6,7 +6,7 @@
 .DELETE_ON_ERROR:
 
 BIN := .venv/bin
-SUITES := spine cpu scheduler blackwell
+SUITES := spine cpu deepseek-v4 scheduler blackwell
 CARGO := $(BIN)/python tools/cargo.py
 MANIFESTS := Cargo.toml Cargo.lock pyproject.toml proto/pyproject.toml kernels/pyproject.toml worker/pyproject.toml \
              tools/install.py

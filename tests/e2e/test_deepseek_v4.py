@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,16 +13,18 @@ import httpx
 import pytest
 from plait_testing.deepseek_v4 import DENSE
 from plait_testing.metrics import read_metrics
+from plait_testing.recording import Record
 from plait_testing.running_server import Server, StartServer, start_server
-from plait_testing.v4_server import NUM_OUTPUT, Model, ask, num_cached, output_of, some_ids
+from plait_testing.v4_server import GAP, NUM_OUTPUT, Model, ask, num_cached, output_of, poison_caches, some_ids
 
-NUM_SNAPSHOTS = 40
+NUM_PAGES, NUM_SNAPSHOTS = 64, 40
 SNAPSHOT_STATES = ("findable", "free", "parked", "writing")
 PREEMPTED = "plait_preemptions_total"
 WAYS: dict[str, tuple[str, ...]] = {
     "pages for a quarter, few snapshots": ("--num-snapshots", "3", "--watermark", "0"),
     "chunks of 7": ("--max-batch-tokens", "32", "--long-prefill", "7"),
     "chunks of 1": ("--max-batch-tokens", "32", "--long-prefill", "1"),
+    "chunks of 64": ("--long-prefill", "64"),
     "not mixed": ("--no-mixed",),
     "no overlap": ("--no-overlap",),
     "no prefix cache": ("--no-prefix-cache",),
@@ -35,32 +38,44 @@ def model(check_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Model
     return Model(tmp_path_factory.mktemp("v4"), check_models / "recall-gqa")
 
 
-@pytest.mark.acceptance("spine")
+@pytest.mark.acceptance("deepseek-v4")
 def test_tokens_are_transformers_in_every_way(
-    model: Model, server: StartServer, sized: Callable[[int, int], int]
+    model: Model, server: StartServer, sized: Callable[[int, int], int], record: Record, tmp_path: Path
 ) -> None:
+    """At full size once more over poisoned caches: a step that writes elsewhere ends the server."""
     num_prompts, longest = sized(8, 64), sized(160, 600)
     prompts = [some_ids(1 + (longest - 1) * i // (num_prompts - 1), i) for i in range(num_prompts)]
     random.Random(0).shuffle(prompts)
-    for way in list(WAYS)[: sized(1, len(WAYS))]:
+    for caches, way in list(itertools.product(("", ", poisoned caches"), WAYS))[: sized(1, 2 * len(WAYS))]:
         length, pages = str(longest + 40), ("--num-pages", str(sized(16, 44))) if "a quarter" in way else ()
         flags = ("--dtype", "float32", "--max-seqs", "8", "--page-size", "16", "--max-model-len", length)
-        one = server(model.path, *flags, *pages, *WAYS[way])
+        with pytest.MonkeyPatch.context() as patch:
+            if caches:
+                poison_caches(patch, tmp_path)
+            one = server(model.path, *flags, *pages, *WAYS[way])
         assert one.url, one.errors
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(partial(ask, one, max_tokens=sized(24, 40)), prompts))
-        for prompt, answer in zip(prompts, answers, strict=True):
-            model.check(prompt, output_of(answer))
-        if "a quarter" in way:
-            assert read_metrics(one.url)[PREEMPTED] >= sized(0, 21)
+        gaps = [model.check(prompt, output_of(answer)) for prompt, answer in zip(prompts, answers, strict=True)]
+        num_preempted = read_metrics(one.url)[PREEMPTED]
+        assert "a quarter" not in way or num_preempted >= sized(0, 21)
+        record(f"HTTP, {way}{caches}", "largest_gap_to_transformers_best_logit", "1", max(gaps), GAP)
+        record(f"HTTP, {way}{caches}", "preemptions", "preemptions", num_preempted)
+        if caches:
+            record(f"HTTP, {way}{caches}", "checked_steps", "steps", sum(map(num_checked, tmp_path.iterdir())))
+            assert all(num_checked(rank) > 0 for rank in tmp_path.iterdir())
         one.stop()
+
+
+def num_checked(rank: Path) -> int:
+    return int(rank.read_text())
 
 
 @pytest.fixture(scope="module")
 def cached_server(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With pages of 256 tokens, the family's number, of which most are free."""
     log = tmp_path_factory.mktemp("server") / "server.log"
-    pages = ("--num-pages", "64", "--num-snapshots", str(NUM_SNAPSHOTS), "--enable-prompt-tokens-details")
+    pages = ("--num-pages", str(NUM_PAGES), "--num-snapshots", str(NUM_SNAPSHOTS), "--enable-prompt-tokens-details")
     one = start_server(log, model.path, "--dtype", "float32", "--max-seqs", "4", "--max-model-len", "2048", *pages)
     assert one.url, one.errors
     yield one
@@ -88,11 +103,13 @@ def test_a_folder_without_a_template_gets_deepseeks_own_messages(
     assert "tools" in refused.json()["error"]["message"]
 
 
+@pytest.mark.acceptance("deepseek-v4")
 def test_two_conversations_in_turns_compute_less_than_a_page_and_their_new_tokens(
-    model: Model, cached_server: Server
+    model: Model, cached_server: Server, sized: Callable[[int, int], int]
 ) -> None:
+    """With most of the pool free, nothing that was just used is missed."""
     histories = [some_ids(300, 101), some_ids(420, 102)]
-    for turn in range(2):
+    for turn in range(sized(2, 6)):
         for talker, history in enumerate(histories):
             answer = ask(cached_server, history)
             if turn:
@@ -100,8 +117,10 @@ def test_two_conversations_in_turns_compute_less_than_a_page_and_their_new_token
                 new = 90 + 10 * talker
                 assert len(history) - num_cached(answer) < 256 + new + NUM_OUTPUT
             history += output_of(answer) + some_ids(90 + 10 * talker, 200 + 10 * turn + talker)
+    assert read_metrics(cached_server.url)['plait_kv_pages{state="free"}'] >= 0.88 * NUM_PAGES
 
 
+@pytest.mark.acceptance("deepseek-v4")
 @pytest.mark.parametrize(("length", "num_misses"), [(1000, 2), (700, 1)])
 def test_a_shared_beginning_is_learnt_by_its_first_miss(
     length: int, num_misses: int, model: Model, cached_server: Server, sized: Callable[[int, int], int]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +11,10 @@ import httpx
 import pytest
 from plait_testing.metrics import read_metrics
 from plait_testing.running_server import Server, start_server
-from plait_testing.v4_server import NUM_OUTPUT, Model, ask, num_cached, output_of, some_ids
+from plait_testing.v4_server import NUM_OUTPUT, Model, ask, num_cached, output_of, poison_caches, some_ids
 
 PAGE = 16
 NUM_SNAPSHOTS = 3
-TESTS = Path(__file__).parents[1]
 PREEMPTED = "plait_preemptions_total"
 
 
@@ -34,10 +32,8 @@ def model(check_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Model
 @pytest.fixture(scope="module")
 def poisoned_server(model: Model, checked: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With three snapshots, pages for a few requests, and chunks that end anywhere."""
-    folders = (str(TESTS / "plait_testing" / "poisoned"), str(TESTS), os.environ.get("PYTHONPATH", ""))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
-        patch.setenv("PLAIT_TEST_POISONED", str(checked))
+        poison_caches(patch, checked)
         sizes = ("--page-size", str(PAGE), "--num-pages", "40", "--num-snapshots", str(NUM_SNAPSHOTS))
         steps = ("--max-seqs", "8", "--max-model-len", "640", "--max-batch-tokens", "96", "--watermark", "0")
         log = tmp_path_factory.mktemp("server") / "server.log"
@@ -66,7 +62,7 @@ def abandon(server: Server, prompt: list[int], num_events: int) -> None:
             pass
 
 
-@pytest.mark.acceptance("spine")
+@pytest.mark.acceptance("deepseek-v4")
 def test_tokens_are_transformers_while_others_hang_up(
     model: Model, poisoned_server: Server, sized: Callable[[int, int], int]
 ) -> None:
@@ -86,7 +82,7 @@ def test_tokens_are_transformers_while_others_hang_up(
     assert read_metrics(poisoned_server.url)[PREEMPTED] >= sized(0, 1)
 
 
-@pytest.mark.acceptance("spine")
+@pytest.mark.acceptance("deepseek-v4")
 def test_conversations_of_six_turns_share_three_snapshots(
     model: Model, poisoned_server: Server, sized: Callable[[int, int], int]
 ) -> None:
@@ -102,7 +98,7 @@ def test_conversations_of_six_turns_share_three_snapshots(
     assert any(cached), "no turn began with a snapshot"
 
 
-@pytest.mark.acceptance("spine")
+@pytest.mark.acceptance("deepseek-v4")
 def test_prompts_that_share_a_beginning_give_transformers_tokens(
     model: Model, poisoned_server: Server, sized: Callable[[int, int], int]
 ) -> None:

@@ -124,13 +124,14 @@ class V4Driver:
     num_pages: int = 128
     num_slots: int = 8
     num_snapshots: int = 4
+    num_drafts: int = 0
     max_tokens: int = 1024
     pages: dict[str, list[int]] = field(default_factory=dict)
     slots: dict[str, int] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        sizes = StateSizes(self.num_slots, self.max_tokens, self.num_snapshots)
+        sizes = StateSizes(self.num_slots, self.max_tokens, self.num_snapshots, self.num_drafts)
         self.cache = KVCache(self.model.cache_specs, self.num_pages, self.page_size, CPU, sizes)
         for pages, state in zip(self.cache.entry_pages, self.cache.states, strict=True):
             for tensor in (*pages, state.raw, state.sums, state.last, state.saved_rings, state.saved_last):

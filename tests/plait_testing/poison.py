@@ -68,7 +68,7 @@ def _poison_states(cache: KVCache, rows: Rows) -> Iterator[_Kept]:
     for state in cache.states:
         rings = state.rings()
         rings[begun], state.last[begun], state.sums[at_boundary] = POISON, POISON, POISON
-        state.raw[: state.num_staged] = POISON
+        state.raw[: state.layout.num_staged] = POISON
         state.saved_rings[saved], state.saved_last[saved] = POISON, POISON
         num_slots = len(rings) - 1
         for tensor in (rings, state.last, state.sums):

@@ -26,6 +26,7 @@ RESULTS = Path(__file__).parents[1] / "bench" / "results"
 SUITES = {
     "spine": "one rank and its scheduler: recall-gqa, transformers' tokens, texts, many streams",
     "cpu": "recall-mla, every model on several ranks, and bfloat16 and quantised weights against float32",
+    "deepseek-v4": "DeepSeek-V4 on a CPU: transformers' log-probabilities and tokens in every chunk, mix and setting",
     "scheduler": "the prefix cache",
     "gpu": "one H200: kernels against float64, models against float32, recall-gqa in every mode and under stress",
     "gpu-mla": "one H200: latent attention against float64 and float32, recall-mla in every mode and under stress",

@@ -26,6 +26,8 @@ NUM_SMS = 148
 """Of a B200."""
 LEAST_WORKSPACE = 128 << 20
 QUERY_BLOCK = 256
+SLIDING = 128
+"""Columns of raw keys in DeepSeek-V4's lists."""
 KV_TYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 
 
@@ -137,8 +139,35 @@ class RaggedCall(NamedTuple):  # budget: the launcher's own positions
     num_elts_per_sage_attn_blk_v: int
 
 
+class SparseCall(NamedTuple):  # budget: the launcher's own positions
+    """DeepSeek-V4's. Of its lists the first columns are raw keys, and the rest entries."""
+
+    out: Tensor
+    query: Tensor
+    entries: Tensor
+    raw: Tensor
+    workspace: Tensor
+    counters: Tensor
+    sparse_indices: Tensor
+    remapped_indices: Tensor
+    are_storage_offsets: bool
+    seq_lens: Tensor
+    top_k_lens: Tensor
+    bmm1_scale: float | Tensor
+    bmm2_scale: float | Tensor
+    batch_size: int
+    max_q_len: int
+    sm_count: int
+    enable_pdl: bool
+    workspace_size: int
+    attention_sinks: Tensor
+    cum_seq_lens_q: Tensor | None
+    inverse_rope: None
+    output_scale: None
+
+
 class Launcher:
-    """The three functions and CUTLASS's, on workspaces of `least_workspace` bytes or more."""
+    """The four functions and CUTLASS's, on workspaces of `least_workspace` bytes or more."""
 
     def __init__(self, least_workspace: int = LEAST_WORKSPACE) -> None:
         self.least_workspace = least_workspace
@@ -195,6 +224,24 @@ class Launcher:
             seen = heads_first(key), heads_first(value)
             attend(query, *seen, factor, out_factor, out, lse, 1.0, call.is_causal)
         self.calls["decompressed causal" if call.is_causal else "decompressed context"] += 1
+
+    def trtllm_paged_attention_decode_sparse_mla_dsv4(self, *arguments: Any) -> None:
+        demand(len(arguments) == 22, "22 arguments")
+        call = SparseCall(*arguments)
+        q_lengths = check_sparse(call)
+        check_counters(call.counters, call.batch_size * call.query.shape[1], call.sm_count)
+        self._check_workspace(call.workspace, call.workspace_size, None, call.query.shape[1], q_lengths)
+        counters = call.counters.view(torch.int32)
+        demand(not counters.any(), "counters that are zero")
+        call.out.fill_(torch.nan)
+        ends = zip(call.seq_lens.tolist(), q_lengths, strict=True)
+        positions = [position for end, length in ends for position in range(end - length, end)]
+        pools = tuple(pool.float().flatten(0, 2) for pool in (call.raw, call.entries))
+        for token, position in enumerate(positions):
+            counters[0] += 1
+            attend_sparse(call, token, min(position + 1, SLIDING), pools)
+        counters.zero_()
+        self.calls["sparse mla"] += 1
 
     def cutlass_mla_paged_attention(
         self,
@@ -300,6 +347,51 @@ def check_mla(call: Paged) -> None:
     demand(call.key_cache.shape[-2] in (32, 64), "pages of 32 or 64 tokens")
     demand(call.query.dtype != torch.float16 and call.out.dtype == torch.bfloat16, "bfloat16 or float8 to bfloat16")
     demand(call.query.is_contiguous() and call.out.is_contiguous(), "queries and result without gaps")
+
+
+def check_sparse(call: SparseCall) -> list[int]:
+    """The rows' query tokens."""
+    indices, (num_tokens, num_heads, width) = call.sparse_indices, call.query.shape
+    demand(call.query.dtype == call.entries.dtype == call.raw.dtype, "queries and both caches of one type")
+    demand(call.query.dtype in (torch.bfloat16, torch.float8_e4m3fn), "bfloat16 or float8")
+    demand(call.out.dtype == torch.bfloat16 and call.out.shape == call.query.shape, "a result of bfloat16 a query")
+    demand(call.query.is_contiguous() and num_heads in (8, 16, 32, 64, 128), "8, 16, 32, 64 or 128 heads without gaps")
+    for pool in (call.entries, call.raw):
+        demand(pool.ndim == 4 and pool.shape[1] == 1 and pool.shape[3] == width == 512, "pools of one head of 512")
+        demand(pool.shape[0] > 0 and pool.shape[2] > 0, "pools that hold something")
+        demand(pool.is_contiguous() and pool.data_ptr() % 16 == 0, "pools without gaps, at a multiple of 16 bytes")
+    demand(not call.are_storage_offsets and call.remapped_indices is indices, "lists of rows")
+    demand(indices.dtype == torch.int32 and indices.is_contiguous(), "contiguous lists of int32")
+    demand(indices.shape[0] == num_tokens, "a list for each token")
+    demand(indices.shape[1] >= SLIDING and indices.shape[1] % 4 == 0, "lists of 128 columns or more, a multiple of 4")
+    check_lengths(call.seq_lens, call.batch_size)
+    check_lengths(call.top_k_lens, num_tokens)
+    fits = (call.top_k_lens >= SLIDING) & (call.top_k_lens <= indices.shape[1])
+    demand(bool(fits.all()), "lengths that count the 128 raw keys and lie within the lists")
+    sinks = call.attention_sinks
+    demand(sinks.dtype == torch.float32 and sinks.shape == (num_heads,) and sinks.is_contiguous(), "a sink a head")
+    demand(call.inverse_rope is None and call.output_scale is None, "no rope of the result")
+    demand(call.cum_seq_lens_q is not None, "rows of any length")
+    assert call.cum_seq_lens_q is not None
+    lengths = check_ends(call.cum_seq_lens_q, call.batch_size, num_tokens, call.max_q_len)
+    demand(
+        all(end >= length for end, length in zip(call.seq_lens.tolist(), lengths, strict=True)), "rows that have begun"
+    )
+    return lengths
+
+
+def attend_sparse(call: SparseCall, token: int, num_raw: int, pools: tuple[Tensor, Tensor]) -> None:
+    """One softmax over raw keys, entries and the sinks; keys are values. Columns that are not counted are not read."""
+    listed, length = call.sparse_indices[token].long(), int(call.top_k_lens[token])
+    seen = []
+    for pool, index in zip(pools, (listed[:num_raw], listed[SLIDING:length]), strict=True):
+        demand(index.numel() == 0 or 0 <= int(index.min()) <= int(index.max()) < len(pool), "rows that there are")
+        demand(index.unique().numel() == index.numel(), "each row once")
+        seen.append(pool[index])
+    rows_MD = torch.cat(seen)
+    scores_HM = call.query[token].float() @ rows_MD.T * natural(call.bmm1_scale)
+    weights = torch.cat((scores_HM, call.attention_sinks[:, None]), dim=1).softmax(dim=1)[:, :-1]
+    call.out[token] = (weights @ rows_MD * plain(call.bmm2_scale)).to(call.out.dtype)
 
 
 def check_lengths(lengths: Tensor, num_rows: int) -> None:

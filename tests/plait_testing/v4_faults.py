@@ -11,6 +11,7 @@ import torch
 from plait_worker.attention.compressed.row_lists import (
     BlockLists,
     EntryLists,
+    RawLayout,
     WindowLists,
     block_lists,
     entry_lists,
@@ -55,20 +56,20 @@ def _one_sinkhorn_round(_patch: pytest.MonkeyPatch, model: Any) -> None:
             mixer.streams = replace(mixer.streams, num_iterations=1)
 
 
-def _change_window(patch: pytest.MonkeyPatch, change: Callable[[Rows, WindowLists, int, int], Tensor]) -> None:
-    def wrong(rows: Rows, window: int, num_staged: int) -> WindowLists:
-        lists = window_lists(rows, window, num_staged)
-        return replace(lists, index_TW=change(rows, lists, window, num_staged))
+def _change_window(patch: pytest.MonkeyPatch, change: Callable[[Rows, WindowLists, int, RawLayout], Tensor]) -> None:
+    def wrong(rows: Rows, window: int, layout: RawLayout) -> WindowLists:
+        lists = window_lists(rows, window, layout)
+        return replace(lists, index_TW=change(rows, lists, window, layout))
 
     patch.setattr(f"{BACKEND}.window_lists", wrong)
 
 
 def _longer_window(patch: pytest.MonkeyPatch, _model: Any) -> None:
-    def change(rows: Rows, lists: WindowLists, window: int, num_staged: int) -> Tensor:
+    def change(rows: Rows, lists: WindowLists, window: int, layout: RawLayout) -> Tensor:
         lengths = torch.tensor(rows.lengths)
         start_T, slot_T = (torch.tensor(each).repeat_interleave(lengths) for each in (rows.starts, rows.slots))
         at_T = rows.positions_T - window
-        ring_T = num_staged + slot_T * window + at_T % window
+        ring_T = layout.num_staged + slot_T * layout.ring + at_T % layout.ring
         more_T = torch.where(at_T >= start_T, torch.arange(len(at_T)) - window, ring_T).masked_fill(at_T < 0, -1)
         return torch.cat((more_T[:, None], lists.index_TW), dim=1)
 
@@ -76,9 +77,11 @@ def _longer_window(patch: pytest.MonkeyPatch, _model: Any) -> None:
 
 
 def _shorter_ring(patch: pytest.MonkeyPatch, _model: Any) -> None:
-    def change(_rows: Rows, lists: WindowLists, _window: int, num_staged: int) -> Tensor:
+    def change(_rows: Rows, lists: WindowLists, _window: int, layout: RawLayout) -> Tensor:
         oldest_T = lists.index_TW[:, 0]
-        return torch.cat((oldest_T.masked_fill(oldest_T >= num_staged, -1)[:, None], lists.index_TW[:, 1:]), dim=1)
+        return torch.cat(
+            (oldest_T.masked_fill(oldest_T >= layout.num_staged, -1)[:, None], lists.index_TW[:, 1:]), dim=1
+        )
 
     _change_window(patch, change)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import torch
 
 from plait_testing.deepseek_v4 import random_v4
@@ -20,6 +22,7 @@ BYTES = 256
 NUM_OUTPUT = 12
 GAP = 1e-3
 """Logits of transformers that lie closer may be ordered either way."""
+TESTS = Path(__file__).parents[1]
 
 
 class Model:
@@ -34,14 +37,16 @@ class Model:
         config.pop("chat_template", None)
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
-    def check(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """Each token is the best behind those before it, but for ties."""
+    def check(self, prompt: Sequence[int], output: Sequence[int]) -> float:
+        """Each token is the best behind those before it, but for ties; the largest gap to the best."""
         with torch.no_grad():
             logits_TV = self.reference(torch.tensor([[*prompt, *output]]), use_cache=False).logits[
                 0, len(prompt) - 1 : -1
             ]
         gaps = logits_TV.max(dim=-1).values - logits_TV.gather(1, torch.tensor(output)[:, None])[:, 0]
-        assert float(gaps.max()) < GAP, f"a prompt of {len(prompt)} tokens"
+        largest = float(gaps.max())
+        assert largest < GAP, f"a prompt of {len(prompt)} tokens"
+        return largest
 
 
 def some_ids(length: int, seed: int) -> list[int]:
@@ -63,3 +68,10 @@ def output_of(answer: Any) -> list[int]:
 def num_cached(answer: Any) -> int:
     details = answer["usage"]["prompt_tokens_details"]
     return int(details["cached_tokens"]) if details else 0
+
+
+def poison_caches(patch: pytest.MonkeyPatch, counts: Path) -> None:
+    """Servers started from now on check each step over poisoned caches; each rank counts them in ``counts``."""
+    folders = (str(TESTS / "plait_testing" / "poisoned"), str(TESTS), os.environ.get("PYTHONPATH", ""))
+    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+    patch.setenv("PLAIT_TEST_POISONED", str(counts))

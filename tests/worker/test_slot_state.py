@@ -185,4 +185,6 @@ def test_what_is_said_of_the_state_is_what_is_allocated(model: Model[Any], tmp_p
     of_snapshots = sum(each.nbytes for state in cache.states for each in (state.saved_rings, state.saved_last))
     assert of_slots == counted.reserved
     assert of_snapshots == 3 * counted.snapshot
-    assert sum(pages.nbytes for pages in (*cache.layers, *cache.index_keys)) == 9 * bytes_per_page(model.cache_specs, PAGE)
+    assert sum(pages.nbytes for pages in (*cache.layers, *cache.index_keys)) == 9 * bytes_per_page(
+        model.cache_specs, PAGE
+    )

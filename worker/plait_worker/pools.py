@@ -37,8 +37,9 @@ class Pools:
 def state_bytes(config: WorkerConfig, model: Model[Any]) -> StateBytes:
     """Of the slots that the settings ask for."""
     specs = model.attention_specs
-    slot, max_tokens = slot_bytes(specs), config.max_batch_tokens + config.max_seqs
-    return StateBytes(slot, snapshot_bytes(specs), (config.max_seqs + 1) * slot + staged_bytes(specs, max_tokens))
+    slot, max_tokens = slot_bytes(specs, config.draft_tokens), config.max_batch_tokens + config.max_seqs
+    snapshot = snapshot_bytes(specs, config.draft_tokens)
+    return StateBytes(slot, snapshot, (config.max_seqs + 1) * slot + staged_bytes(specs, max_tokens))
 
 
 def choose_pools(

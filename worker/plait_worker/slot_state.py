@@ -3,20 +3,19 @@
 DeepSeek-V4 keeps a ring of raw keys and running sums of the entries that are not complete. Nothing is cleared for a
 new request: what is valid follows from positions.
 
-Shapes: N slots and a dummy, T tokens of the largest step, W the window, D elements of a head, C channels of the sums,
-U snapshots.
+Shapes: N slots and a dummy, T tokens of the largest step, G places of a ring, D elements of a head, C channels of the
+sums, U snapshots.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from plait_worker.attention.compressed.row_lists import WindowLists
+from plait_worker.attention.compressed.row_lists import RawLayout, WindowLists
 from plait_worker.attention.spec import AttentionSpec, CompressedShape
 
 SUM_PARTS = 3
@@ -28,21 +27,20 @@ class LayerState:
     """One layer's."""
 
     raw: Tensor
-    """``[T + (N + 1) W, D]``: the step's own raw keys, then each slot's ring; position p is at place p % W."""
-    num_staged: int
-    """T."""
+    """``[T + (N + 1) G, D]``: the step's own raw keys, then each slot's ring."""
+    layout: RawLayout
     sums: Tensor
     """float32 ``[N + 1, 3, C]``: of the block that a slot's last token is in, unless it closed it."""
     last: Tensor
     """float32 ``[N + 1, 3, C / 2]``: of the last complete block, what the next block's entry takes in; else empty."""
     saved_rings: Tensor
-    """``[U, W, D]``."""
+    """``[U, G, D]``."""
     saved_last: Tensor
     """``[U, 3, C / 2]``."""
 
     def rings(self) -> Tensor:
-        """``[N + 1, W, D]``."""
-        return self.raw[self.num_staged :].view(-1, *self.saved_rings.shape[1:])
+        """``[N + 1, G, D]``."""
+        return self.raw[self.layout.num_staged :].view(-1, *self.saved_rings.shape[1:])
 
     def keep_window(self, window: WindowLists) -> None:
         """Copy raw keys into snapshots, then the step's last ones into the rings."""
@@ -64,6 +62,8 @@ class StateSizes:
     max_tokens: int = 0
     """Of one step."""
     num_snapshots: int = 0
+    num_drafts: int = 0
+    """Of one decode row: a ring keeps so many keys more than the window."""
 
 
 NO_STATE = StateSizes()
@@ -76,25 +76,25 @@ def allocate_state(spec: AttentionSpec, sizes: StateSizes, device: torch.device)
         return None
     num_slots, channels = sizes.num_slots + 1, spec.num_channels if spec.ratio else 0
     half = channels // 2 if spec.overlaps else 0
-    keys = torch.empty(0, dtype=spec.dtype, device=device)
+    keys, ring = torch.empty(0, dtype=spec.dtype, device=device), spec.window + sizes.num_drafts
     return LayerState(
-        raw=keys.new_zeros(sizes.max_tokens + num_slots * spec.window, spec.head_dim),
-        num_staged=sizes.max_tokens,
+        raw=keys.new_zeros(sizes.max_tokens + num_slots * ring, spec.head_dim),
+        layout=RawLayout(sizes.max_tokens, ring),
         sums=torch.zeros(num_slots, SUM_PARTS, channels, device=device),
         last=torch.zeros(num_slots, SUM_PARTS, half, device=device),
-        saved_rings=keys.new_zeros(sizes.num_snapshots, spec.window, spec.head_dim),
+        saved_rings=keys.new_zeros(sizes.num_snapshots, ring, spec.head_dim),
         saved_last=torch.zeros(sizes.num_snapshots, SUM_PARTS, half, device=device),
     )
 
 
-def slot_bytes(specs: Iterable[AttentionSpec]) -> int:
+def slot_bytes(specs: Iterable[AttentionSpec], num_drafts: int = 0) -> int:
     """Of one slot's state over all layers."""
-    return sum(_bytes(spec, with_sums=True) for spec in specs)
+    return sum(_bytes(spec, num_drafts, with_sums=True) for spec in specs)
 
 
-def snapshot_bytes(specs: Iterable[AttentionSpec]) -> int:
+def snapshot_bytes(specs: Iterable[AttentionSpec], num_drafts: int = 0) -> int:
     """Of one snapshot over all layers."""
-    return sum(_bytes(spec, with_sums=False) for spec in specs)
+    return sum(_bytes(spec, num_drafts, with_sums=False) for spec in specs)
 
 
 def staged_bytes(specs: Iterable[AttentionSpec], max_tokens: int) -> int:
@@ -103,9 +103,10 @@ def staged_bytes(specs: Iterable[AttentionSpec], max_tokens: int) -> int:
     return sum(max_tokens * spec.head_dim * spec.dtype.itemsize for spec in compressed)
 
 
-def _bytes(spec: AttentionSpec, with_sums: bool) -> int:
+def _bytes(spec: AttentionSpec, num_drafts: int, with_sums: bool) -> int:
     if not isinstance(spec, CompressedShape):
         return 0
     half = spec.num_channels // 2 if spec.overlaps else 0
     num_sums = half + (spec.num_channels if with_sums and spec.ratio else 0)
-    return math.prod((spec.window, spec.head_dim, spec.dtype.itemsize)) + SUM_PARTS * num_sums * torch.float32.itemsize
+    ring_bytes = (spec.window + num_drafts) * spec.head_dim * spec.dtype.itemsize
+    return ring_bytes + SUM_PARTS * num_sums * torch.float32.itemsize

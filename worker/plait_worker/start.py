@@ -171,7 +171,7 @@ def _check_drafts(config: WorkerConfig) -> None:
 def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
     """Allocate the cache and the slots, capture the graphs, and on a GPU run the warm-up."""
     config, model = loaded.config, loaded.model
-    state = StateSizes(welcome.num_slots, _max_tokens(config), welcome.num_snapshots)
+    state = StateSizes(welcome.num_slots, _max_tokens(config), welcome.num_snapshots, config.draft_tokens)
     cache = KVCache(model.cache_specs, welcome.num_pages, config.pages.page_size, loaded.member.device, state)
     slots = Slots(
         welcome.num_slots,

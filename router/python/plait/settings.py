@@ -358,6 +358,7 @@ class AttentionSettings(msgspec.Struct, frozen=True, kw_only=True):
             "trtllm_mha",
             "trtllm_mla",
             "cutlass_mla",
+            "trtllm_sparse_mla",
             "flashmla",
             "flashinfer_mla",
         ],

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from plait_testing.deepseek_v4 import CONFIGS, V4Driver, random_ids, random_v4, reference_logprobs
+from plait_testing.deepseek_v4 import CONFIGS, DENSE, VOCAB, V4Driver, random_ids, random_v4, reference_logprobs
 from plait_testing.rank_threads import on_every_rank
 from plait_testing.v4_faults import FAULTS, Fault
 from plait_worker.models.loader import load_model
@@ -65,7 +65,7 @@ def in_chunks(driver: V4Driver, ids: Sequence[int], chunk: int, name: str = "a")
     return torch.cat([driver.step({name: ids[i : i + chunk]})[name] for i in range(0, len(ids), chunk)])
 
 
-@pytest.mark.acceptance("cpu")
+@pytest.mark.acceptance("deepseek-v4")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_log_probabilities_equal_transformers_in_chunks(
     name: str, case_of: Callable[[str], Case], sized: Callable[[int, int], int]
@@ -95,7 +95,7 @@ def mixed_steps(case: Case, num_decoding: int, num_prefilling: int, offset: int,
         prompts = {name: ids for name, ids in prompts.items() if driver.lengths[name] < len(ids)}
 
 
-@pytest.mark.acceptance("cpu")
+@pytest.mark.acceptance("deepseek-v4")
 def test_mixed_steps_equal_transformers_at_every_position_of_a_block(
     case_of: Callable[[str], Case], sized: Callable[[int, int], int]
 ) -> None:
@@ -130,7 +130,7 @@ def decode_from(case: Case, lengths: Sequence[int], num_decoded: int) -> None:
                 assert_close(logprobs[0], case.expected[positions[name]])
 
 
-@pytest.mark.acceptance("cpu")
+@pytest.mark.acceptance("deepseek-v4")
 def test_decoding_from_every_length_equals_transformers(
     case_of: Callable[[str], Case], sized: Callable[[int, int], int]
 ) -> None:
@@ -161,15 +161,36 @@ def test_a_snapshot_taken_while_decoding_is_that_of_a_chunk(case_of: Callable[[s
     assert_close(driver.step({"b": case.ids[boundary:]})["b"], case.expected[boundary:])
 
 
-def test_several_snapshots_of_one_chunk(case_of: Callable[[str], Case]) -> None:
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_several_snapshots_of_one_chunk(num_drafts: int, case_of: Callable[[str], Case]) -> None:
     case = case_of("mixed")
-    driver, page = case.driver(), case.page_size
+    driver, page = case.driver(num_drafts=num_drafts), case.page_size
     driver.step({"a": case.ids[:5]})
     driver.step({"a": case.ids[5:]}, saves=[("a", page, 3), ("a", 5 * page, 1)])
     for snapshot, boundary in ((3, page), (1, 5 * page)):
         driver.restore(f"b{snapshot}", "a", boundary, snapshot)
         logprobs = driver.step({f"b{snapshot}": case.ids[boundary:]})[f"b{snapshot}"]
         assert_close(logprobs, case.expected[boundary:])
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2])
+def test_a_ring_with_room_for_drafts_keeps_the_window_when_they_are_rejected(num_drafts: int, tmp_path: Path) -> None:
+    """Of dense layers; running sums cannot be taken back, and no backend verifies drafts yet."""
+    reference, ids = random_v4("mixed", layer_types=[DENSE] * 3, mlp_layer_types=["moe"] * 3), random_ids(90)
+    reference.save_pretrained(tmp_path)
+    driver = V4Driver(load_model(tmp_path, "float32", CPU, Parallel()), num_drafts=num_drafts)
+    driver.step({"a": ids[:30]})
+    given = []
+    for start in range(30, 88):
+        drafts = [(token + 1) % VOCAB for token in ids[start + 1 : start + 3]]
+        given.append(driver.step({"a": [ids[start], *drafts]})["a"][0])
+        driver.lengths["a"] = start + 1
+    expected = reference_logprobs(reference, ids)[30:88]
+    if num_drafts:
+        assert_close(torch.stack(given), expected)
+    else:
+        with pytest.raises(AssertionError, match="not close"):
+            assert_close(torch.stack(given), expected)
 
 
 def test_slots_and_pages_of_ended_requests_leave_nothing_behind(case_of: Callable[[str], Case]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from plait_worker.attention.backend import AttentionBackend, BackendRequirements
+from plait_worker.attention.compressed.self_check import CompressedSelfCheck
 from plait_worker.attention.compressed.torch_compressed import TorchCompressed
 from plait_worker.attention.jit import modules
 from plait_worker.attention.jit.modules import GpuModule
@@ -122,7 +123,12 @@ KINDS = {
             BackendSpec("cutlass_mla", "mla.cutlass_mla", "CutlassMla", BLACKWELL),
         ),
     ),
-    CompressedShape.kind: AttentionKind(torch=TorchCompressed, cpu=None, self_check=None, gpu=()),
+    CompressedShape.kind: AttentionKind(
+        torch=TorchCompressed,
+        cpu=None,
+        self_check=CompressedSelfCheck,
+        gpu=(BackendSpec("trtllm_sparse_mla", "compressed.trtllm_compressed", "TrtllmCompressed", BLACKWELL),),
+    ),
 }
 """By ``AttentionSpec.kind``."""
 

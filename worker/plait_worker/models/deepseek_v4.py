@@ -194,7 +194,7 @@ class Attention:
             seen = step.attention.entries
         if self.indexer is not None:
             seen = step.attention.choose(self.indexer(latent_TQ, step.rotations_TF), others[-1], pages.index_keys)
-        out_THE = step.attention.attend(q_THE, state.raw, pages.entries, step.window.index_TW, seen, self.sinks_H)
+        out_THE = step.attention.attend(q_THE, state.raw, pages.entries, step.window, seen, self.sinks_H)
         state.keep_window(step.window)
         out_TD = self.output(rotate_last(out_THE, step.rotations_TF.conj()))
         return self.parallel.all_reduce(out_TD)
@@ -280,7 +280,8 @@ class DeepseekV4(WithVocabHead):
         """Hidden states after the final norm, ``[T, D]``."""
         embedded_TD = self.parallel.all_reduce(self.embedding(rows.token_ids_T))
         streams_TnD = embedded_TD[:, None].expand(-1, self.num_streams, -1).contiguous()
-        steps = [self._layer_step(rows, each, attention[0].window) for each in attention]
+        window = attention[0].window(cache.states[0].layout)
+        steps = [self._layer_step(rows, each, window) for each in attention]
         layers = zip(self.blocks, self._spec_index, cache.states, cache.entry_pages, strict=True)
         for block, spec, state, pages in layers:
             streams_TnD = block(streams_TnD, steps[spec], state, pages)

@@ -3,8 +3,8 @@
 Raw keys have one index space a layer: the step's own first, in the order of its tokens, then the slots' rings. Entries
 are rows of the layer's pages ``[(N + 1) P / ratio, width]``. An index of -1 is nothing.
 
-Shapes: T tokens, R rows, W the window, M entries of the longest row, S runs of a row's tokens in one block, C those
-that close their block.
+Shapes: T tokens, R rows, W the window, G places of a ring, M entries of the longest row, S runs of a row's tokens in
+one block, C those that close their block.
 """
 
 from __future__ import annotations
@@ -29,6 +29,15 @@ class Copies(NamedTuple):
     target: Tensor
 
 
+class RawLayout(NamedTuple):
+    """Where raw keys lie."""
+
+    num_staged: int
+    """Places of the step's own, before the rings."""
+    ring: int
+    """G: the window, and the drafts of a row: a key that they replace would be seen again if they are rejected."""
+
+
 @dataclass(frozen=True, slots=True)
 class WindowLists:
     """Raw keys: the same lists for all layers."""
@@ -38,11 +47,12 @@ class WindowLists:
     kept: Copies
     """From the step's keys to the rings, after the layer attended."""
     saved: Copies
-    """From raw keys to the rings of snapshots ``[U W]``."""
+    """From raw keys to the rings of snapshots ``[U G]``."""
 
 
-def window_lists(rows: Rows, window: int, num_staged: int) -> WindowLists:
-    """For rings of ``window`` keys behind ``num_staged`` of the step."""
+def window_lists(rows: Rows, window: int, layout: RawLayout) -> WindowLists:
+    """A token's window: its own key and those before it; position p is at place p % G of its slot's ring."""
+    num_staged, ring = layout
     device = rows.positions_T.device
     starts_R, lengths_R, slots_R = (
         np.asarray(each, dtype=np.int64) for each in (rows.starts, rows.lengths, rows.slots)
@@ -53,13 +63,13 @@ def window_lists(rows: Rows, window: int, num_staged: int) -> WindowLists:
     position_T = starts_R[row_T] + token_T - firsts_R[row_T]
     back_W = np.arange(window) - (window - 1)
     at_TW = position_T[:, None] + back_W
-    ring_TW = num_staged + slots_R[row_T][:, None] * window + at_TW % window
+    ring_TW = num_staged + slots_R[row_T][:, None] * ring + at_TW % ring
     index_TW = np.where(at_TW >= starts_R[row_T][:, None], token_T[:, None] + back_W, ring_TW)
     index_TW[at_TW < 0] = -1
-    is_kept_T = position_T >= (starts_R + lengths_R)[row_T] - window
-    kept = token_T[is_kept_T], num_staged + (slots_R[row_T] * window + position_T % window)[is_kept_T]
-    saved = [_saved(rows, save.row, save.position, window, num_staged) for save in rows.saves]
-    units = [save.snapshot * window + np.arange(window) for save in rows.saves]
+    is_kept_T = position_T >= (starts_R + lengths_R)[row_T] - ring
+    kept = token_T[is_kept_T], num_staged + (slots_R[row_T] * ring + position_T % ring)[is_kept_T]
+    saved = [_saved(rows, save.row, save.position, layout) for save in rows.saves]
+    units = [save.snapshot * ring + np.arange(ring) for save in rows.saves]
     return WindowLists(
         index_TW=torch.from_numpy(index_TW).to(device),
         kept=_copies(kept[0], kept[1], device),
@@ -70,13 +80,13 @@ def window_lists(rows: Rows, window: int, num_staged: int) -> WindowLists:
 _NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
-def _saved(rows: Rows, row: int, position: int, window: int, num_staged: int) -> Ints:
+def _saved(rows: Rows, row: int, position: int, layout: RawLayout) -> Ints:
     """Where the key of each place of the ring is, were ``position`` the next."""
-    start, first = rows.starts[row], sum(rows.lengths[:row])
-    at_W = position - 1 - (position - 1 - np.arange(window)) % window
-    ring_W = num_staged + rows.slots[row] * window + np.arange(window)
-    saved_W: Ints = np.where(at_W >= start, first + at_W - start, ring_W)
-    return saved_W
+    start, first, places_G = rows.starts[row], sum(rows.lengths[:row]), np.arange(layout.ring)
+    at_G = position - 1 - (position - 1 - places_G) % layout.ring
+    ring_G = layout.num_staged + rows.slots[row] * layout.ring + places_G
+    saved_G: Ints = np.where(at_G >= start, first + at_G - start, ring_G)
+    return saved_G
 
 
 def _copies(source: Ints, target: Ints, device: torch.device) -> Copies:

@@ -18,6 +18,7 @@ from plait_worker.attention.compressed.row_lists import (
     BlockLists,
     ChosenEntries,
     EntryLists,
+    RawLayout,
     WindowLists,
     block_lists,
     entry_lists,
@@ -58,10 +59,9 @@ class CompressedStep:
         """Of the layers."""
         return self.requirements.spec
 
-    @cached_property
-    def window(self) -> WindowLists:
+    def window(self, layout: RawLayout) -> WindowLists:
         """The same for every ratio."""
-        return window_lists(self.rows, self.shape.window, self.requirements.max_tokens)
+        return window_lists(self.rows, self.shape.window, layout)
 
     @cached_property
     def blocks(self) -> BlockLists:
@@ -125,18 +125,18 @@ class CompressedStep:
         q_THD: Tensor,
         raw: Tensor,
         entries: Tensor,
-        window_TW: Tensor,
+        window: WindowLists,
         seen: EntryLists | ChosenEntries | None,
         sinks_H: Tensor,
     ) -> Tensor:
         """``[T, H, D]``: one softmax over a token's raw keys, entries and its heads' sinks; keys are values."""
         out_THD = torch.empty_like(q_THD)
         entries_FD = entries.flatten(0, 1)
-        width = window_TW.shape[1] + (seen.width if seen is not None else 0)
+        width = window.index_TW.shape[1] + (seen.width if seen is not None else 0)
         size = max(1, _GATHERED // (width * q_THD.shape[2]))
         for begin in range(0, len(q_THD), size):
             part = slice(begin, begin + size)
-            sets = [(raw, window_TW[part])]
+            sets = [(raw, window.index_TW[part])]
             if seen is not None and seen.width:
                 sets.append((entries_FD, seen.of(part)))
             out_THD[part] = _attend(q_THD[part].float(), sets, sinks_H, self.shape.head_dim**-0.5)
