@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from plait_testing.attention_cases import CPU, Tables, difference
+from plait_testing.deepseek_v4 import V4Driver, random_ids, random_v4
 from plait_testing.trtllm_gen import BrokenContract, Launcher
-from plait_worker.attention.backend import BackendRequirements
+from plait_worker.attention.backend import BackendRequirements, requirements_for
 from plait_worker.attention.compressed.row_lists import RawLayout
 from plait_worker.attention.compressed.torch_compressed import TorchCompressed
-from plait_worker.attention.selection import choose_backend
+from plait_worker.attention.model_attention import ModelAttention
+from plait_worker.attention.selection import choose_attention, choose_backend
 from plait_worker.attention.spec import CompressedShape
 from plait_worker.errors import WorkerError
+from plait_worker.models.loader import load_model
+from plait_worker.parallel import Parallel
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -146,3 +151,34 @@ def test_lists_that_the_kernel_would_read_wrongly_break_its_contract(
     monkeypatch.setattr(trtllm_compressed, "sparse_rows", wrong)
     with pytest.raises(BrokenContract, match="rows that there are"):
         error(HCA)
+
+
+def test_a_model_of_all_three_kinds_computes_what_it_computes_with_torch(checked: Launcher, tmp_path: Path) -> None:
+    sizes = {"head_dim": 512, "num_attention_heads": 8, "index_topk": 64, "partial_rotary_factor": 64 / 512}
+    random_v4("real ratios", **sizes, index_head_dim=64).save_pretrained(tmp_path)
+    model, ids = load_model(tmp_path, "bfloat16", CPU, Parallel()), random_ids(300)
+    given = {name: _logprobs(model, name, ids) for name in ("torch", "trtllm_sparse_mla")}
+    assert checked.calls["sparse mla"] == 3 * 5
+    divergence = (given["torch"].exp() * (given["torch"] - given["trtllm_sparse_mla"])).sum(dim=1)
+    assert float(divergence.median()) < 2e-3
+    assert float(divergence.max()) < 0.1
+
+
+def _logprobs(model: Any, name: str, ids: list[int]) -> Tensor:
+    """In chunks, with another request's decode rows beside them."""
+    driver = V4Driver(model, model.config.compressed.page_multiple, max_tokens=512)
+    requirements = requirements_for(model.attention_specs, driver.page_size, 64, driver.max_tokens, CPU)
+    driver.attention = choose_attention(name, requirements) if name == "torch" else _unchecked(requirements)
+    driver.step({"b": ids[:130]})
+    parts = []
+    for begin in range(0, len(ids), 75):
+        decoded = {"b": ids[driver.lengths["b"]]}
+        parts.append(driver.step({"a": ids[begin : begin + 75]}, decoded)["a"])
+    return torch.cat(parts).float()
+
+
+def _unchecked(requirements: Any) -> ModelAttention:
+    """Without the self-check at start, whose steps are long with pages of 128 tokens."""
+    from plait_worker.attention.compressed.trtllm_compressed import TrtllmCompressed
+
+    return ModelAttention([TrtllmCompressed(each) for each in requirements])
