@@ -101,8 +101,13 @@ fn find(
         .find(|family| names(family).iter().any(|name| *name == wanted));
     found.ok_or_else(|| {
         let supported: Vec<_> = all.iter().flat_map(&names).map(String::as_str).collect();
+        let reason = if wanted.starts_with("DeepseekV41") {
+            ": DeepSeek-V4.1 is another architecture than DeepSeek-V4"
+        } else {
+            ""
+        };
         format!(
-            "the architecture `{wanted}` is not served; these are: {}",
+            "the architecture `{wanted}` is not served{reason}; these are: {}",
             supported.join(", ")
         )
     })
@@ -137,6 +142,13 @@ mod tests {
             (family.name.as_str(), family.uses_mla()),
             ("qwen3_moe", false)
         );
+    }
+
+    #[test]
+    fn the_next_version_of_a_family_is_refused_as_another_architecture() {
+        let error = Family::of_architecture("DeepseekV41ForCausalLM").expect_err("V4.1");
+        let said = "is not served: DeepSeek-V4.1 is another architecture than DeepSeek-V4; these";
+        assert!(error.contains(said), "{error}");
     }
 
     #[test]

@@ -155,6 +155,16 @@ def test_slots_that_do_not_fit_are_refused_with_the_bytes_of_one(tmp_path: Path)
         choose_pools(config, MIB, STATE, 5 * MIB, MemoryBudget(9 * MIB, 0, 0))
 
 
+def test_fewer_pages_asked_for_than_one_request_takes_are_refused(tmp_path: Path) -> None:
+    config = config_for(tmp_path, tmp_path, max_model_len=100, page_size=32, num_pages=3)
+    said = (
+        "--num-pages 3 is less than one request of --max-model-len 100 takes, 4 pages of 32 tokens; set --num-pages 4"
+    )
+    with pytest.raises(WorkerError, match=said) as caught:
+        choose_pools(config, MIB, STATE, 100 * MIB, MemoryBudget(100 * MIB, 0, 0))
+    assert caught.value.code == ExitCode.SETTINGS
+
+
 def test_pages_for_less_than_one_request_are_refused(tmp_path: Path) -> None:
     config = config_for(tmp_path, tmp_path, max_model_len=4096)
     with pytest.raises(WorkerError, match="one request of 4096 tokens needs"):

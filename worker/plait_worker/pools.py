@@ -49,11 +49,13 @@ def choose_pools(
 
     A model of dense layers alone keeps nothing in pages: it has as many as all slots can fill.
 
-    Raises ``WorkerError`` of code HARDWARE if one of them does not fit, as ``choose_num_pages`` does.
+    Raises ``WorkerError``: of code HARDWARE if one of them does not fit, as ``choose_num_pages`` does; of code SETTINGS
+    if the pages asked for do not hold one request.
     """
     if not state.slot:
         return Pools(choose_num_pages(config, page_bytes, pool_bytes, budget), None)
     _check_slots_fit(config, state, budget)
+    _check_one_request_fits(config)
     free = replace(budget, free_bytes=budget.free_bytes - state.reserved)
     left = pool_bytes - state.reserved
     asked = config.pages.num_snapshots
@@ -70,6 +72,17 @@ def choose_pools(
 
 def _num_pages_of_slots(config: WorkerConfig) -> int:
     return config.max_seqs * -(-config.max_model_len // config.pages.page_size)
+
+
+def _check_one_request_fits(config: WorkerConfig) -> None:
+    num_pages, num_needed = config.pages.num_pages, -(-config.max_model_len // config.pages.page_size)
+    if num_pages is not None and num_pages < num_needed:
+        raise WorkerError(
+            ExitCode.SETTINGS,
+            f"--num-pages {num_pages} is less than one request of --max-model-len {config.max_model_len} takes, "
+            f"{num_needed} pages of {config.pages.page_size} tokens; set --num-pages {num_needed} or more, or lower "
+            "--max-model-len",
+        )
 
 
 def _check_slots_fit(config: WorkerConfig, state: StateBytes, budget: MemoryBudget) -> None:

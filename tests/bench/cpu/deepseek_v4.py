@@ -4,19 +4,19 @@
 
 Random models of four layers (dense, CSA, HCA, CSA), with few weights and with more. Both sides compute the same tokens
 in float32 in one process and on one thread, in turns; a figure is the median of the rounds. Times are the processor's,
-so that other work on the machine counts little. transformers prefills by the faster of its ways to compute experts, and
-decodes by each.
+so that other work on the machine counts little. transformers prefills by its default way to compute experts, and
+decodes by each. The streams of a decode step have the same prompt, which transformers prefills once.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +67,11 @@ DEFAULT_WAY = "grouped_mm"
 """Of transformers; its third copies the weights for each token."""
 PAGE, CHUNK = 256, 2048
 PREFILL, NUM_STREAMS = 4096, 8
-CONTEXTS = (1024, 8192)
+CONTEXTS = (1024, PREFILL, 8192)
 
 
-def prompt(length: int, seed: int) -> list[int]:
-    return torch.randint(0, 1024, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+def prompt(length: int) -> list[int]:
+    return torch.randint(0, 1024, (length,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
 class Plait:
@@ -95,13 +95,13 @@ class Plait:
     def prefill(self) -> float:
         """Seconds of one prompt, in chunks."""
         stepper = self.stepper(1, PREFILL + 8)
-        slot = stepper.admit(prompt(PREFILL, 1))
+        slot = stepper.admit(prompt(PREFILL))
         return seconds(lambda: stepper.generate(slot, 1, CHUNK))
 
     def decode(self, context: int, num_steps: int) -> float:
         """Seconds of a step of all streams, in the mean."""
         stepper = self.stepper(NUM_STREAMS, context + num_steps + 8)
-        slots = [stepper.admit(prompt(context, seed)) for seed in range(NUM_STREAMS)]
+        slots = [stepper.admit(prompt(context)) for _ in range(NUM_STREAMS)]
         for slot in slots:
             stepper.generate(slot, 1, CHUNK)
         stepper.step(decode=slots)
@@ -115,39 +115,30 @@ class Transformers:
         self.model = model
 
     @torch.inference_mode()
-    def prefill(self, length: int = PREFILL) -> float:
-        ids = torch.tensor([prompt(length, 1)])
-        return seconds(lambda: self.model(ids, use_cache=True, logits_to_keep=1).logits.argmax(-1))
+    def prefill(self, length: int = PREFILL) -> tuple[float, Any]:
+        """Seconds of one prompt, and what transformers made of it."""
+        self.model.set_experts_implementation(DEFAULT_WAY)
+        ids, given = torch.tensor([prompt(length)]), None
+
+        def work() -> None:
+            nonlocal given
+            given = self.model(ids, use_cache=True, logits_to_keep=1)
+
+        return seconds(work), given
 
     @torch.inference_mode()
-    def decode(self, way: str, context: int, num_steps: int) -> float:
-        """As ``Plait.decode``: one batch, its cache as transformers keeps it."""
+    def decode(self, way: str, given: Any, num_steps: int = 8) -> float:
+        """As ``Plait.decode`` behind that prompt: one batch, its cache as transformers keeps it."""
         self.model.set_experts_implementation(way)
-        given = self.model(
-            torch.tensor([prompt(context, seed) for seed in range(NUM_STREAMS)]), use_cache=True, logits_to_keep=1
-        )
+        cache, ids = copy.deepcopy(given.past_key_values), given.logits[:, -1:].argmax(-1).repeat(NUM_STREAMS, 1)
+        cache.reorder_cache(torch.zeros(NUM_STREAMS, dtype=torch.int64))
 
         def step() -> None:
-            nonlocal given
-            ids = given.logits[:, -1:].argmax(-1)
-            given = self.model(ids, past_key_values=given.past_key_values, use_cache=True)
+            nonlocal ids
+            ids = self.model(ids, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
 
         step()
         return seconds(lambda: [step() for _ in range(num_steps)]) / num_steps
-
-    def prefill_by_faster_way(self) -> float:
-        """As ``Plait.prefill``."""
-        self.model.set_experts_implementation(self._faster_way)
-        return self.prefill()
-
-    @cached_property
-    def _faster_way(self) -> str:
-        times = {}
-        for way in WAYS_OF_EXPERTS:
-            self.model.set_experts_implementation(way)
-            times[way] = self.prefill(CONTEXTS[0])
-            said(f"transformers' experts by {way}: {times[way]:.2f} s")
-        return min(times, key=lambda way: times[way])
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -161,40 +152,47 @@ def said(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def measured(ours: Plait, theirs: Transformers, num_rounds: int) -> dict[str, float]:
-    """Medians, in seconds; the sides take turns."""
-    short, long = CONTEXTS
-    works: dict[str, Callable[[], float]] = {
-        "plait prefill": ours.prefill,
-        "transformers prefill": theirs.prefill_by_faster_way,
-        "plait decode": lambda: ours.decode(short, 32),
-        **{f"transformers {way}": partial(theirs.decode, way, short, 8) for way in WAYS_OF_EXPERTS},
-        "plait decode deep": lambda: ours.decode(long, 32),
-    }
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(num_rounds):
-        for name, work in works.items():
-            times[name].append(work())
-            said(f"{name}: {times[name][-1]:.4f} s")
-    return {name: statistics.median(each) for name, each in times.items()}
+Times = dict[str, list[float]]
 
 
-def figures(times: dict[str, float], of: str) -> Iterator[Row]:
+def measure(ours: Plait, theirs: Transformers, times: Times) -> None:
+    """One round; the sides take turns."""
+    for context in CONTEXTS:
+        keep(times, f"plait decode {context}", ours.decode(context, 32))
+        if context < PREFILL:
+            seconds_taken, given = theirs.prefill(context)
+        elif context == PREFILL:
+            keep(times, "plait prefill", ours.prefill())
+            seconds_taken, given = theirs.prefill()
+            keep(times, "transformers prefill", seconds_taken)
+        else:
+            continue
+        for way in WAYS_OF_EXPERTS:
+            keep(times, f"transformers {way} {context}", theirs.decode(way, given))
+
+
+def keep(times: Times, name: str, value: float) -> None:
+    times.setdefault(name, []).append(value)
+    said(f"{name}: {value:.4f} s")
+
+
+def figures(every: Times, of: str) -> Iterator[Row]:
     """A row each, with the goals of the design."""
-    prefill, decode = f"prefill of {PREFILL}, {of}", f"decode at {NUM_STREAMS} streams, context {CONTEXTS[0]}, {of}"
+    times = {name: statistics.median(each) for name, each in every.items()}
     for side in ("plait", "transformers"):
-        yield Row(f"{side}, {prefill}", "rate", "tokens/s", PREFILL / times[f"{side} prefill"])
-    yield Row(prefill, "over_transformers", "1", times["transformers prefill"] / times["plait prefill"], 2.0)
-    ours = times["plait decode"]
-    yield Row(f"plait, {decode}", "rate", "tokens/s", NUM_STREAMS / ours)
-    for way in WAYS_OF_EXPERTS:
-        theirs = times[f"transformers {way}"]
-        yield Row(f"transformers, {way} experts, {decode}", "rate", "tokens/s", NUM_STREAMS / theirs)
-        goal = 3.0 if way == DEFAULT_WAY else None
-        yield Row(f"{decode}, {way} experts", "over_transformers", "1", theirs / ours, goal)
-    yield Row(
-        f"decode at {NUM_STREAMS} streams, {of}", "cost_of_8192_over_1024", "1", times["plait decode deep"] / ours, 1.5
-    )
+        yield Row(f"{side}, prefill of {PREFILL}, {of}", "rate", "tokens/s", PREFILL / times[f"{side} prefill"])
+    prefill = times["transformers prefill"] / times["plait prefill"]
+    yield Row(f"prefill of {PREFILL}, {of}", "over_transformers", "1", prefill, 2.0)
+    for context in CONTEXTS:
+        case, ours = f"decode at {NUM_STREAMS} streams, context {context}, {of}", times[f"plait decode {context}"]
+        yield Row(f"plait, {case}", "rate", "tokens/s", NUM_STREAMS / ours)
+        for way in WAYS_OF_EXPERTS:
+            if (theirs := times.get(f"transformers {way} {context}")) is not None:
+                yield Row(f"transformers, {way} experts, {case}", "rate", "tokens/s", NUM_STREAMS / theirs)
+                goal = 3.0 if (way, context) == (DEFAULT_WAY, PREFILL) else None
+                yield Row(f"{case}, {way} experts", "over_transformers", "1", theirs / ours, goal)
+    first, *_, last = (times[f"plait decode {context}"] for context in CONTEXTS)
+    yield Row(f"decode at {NUM_STREAMS} streams, {of}", "cost_of_8192_over_1024", "1", last / first, 1.5)
 
 
 def main() -> None:
@@ -212,7 +210,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             reference.save_pretrained(folder)
             ours, theirs = Plait(Path(folder)), Transformers(reference)
-        rows += figures(measured(ours, theirs, asked.rounds), size)
+        times: Times = {}
+        for _ in range(asked.rounds):
+            measure(ours, theirs, times)
+        rows += figures(times, size)
     for row in rows:
         said(f"{row.case}, {row.metric}: {row.value:,.2f}")
     record = {

@@ -72,8 +72,12 @@ class DeepseekV4Files:
             return self._folder.read_as_stored(stored, _INTEGERS)
         if not self._is_quantised(stored):
             return self._folder.read_as_stored(stored, FLOATING)
+        scale = _scale_name(stored)
+        if not self._folder.holds(scale):
+            raise ModelFilesError(f"the model files lack the tensor {scale}: download them again")
+        factors = self._folder.read_as_stored(scale, SCALE_TYPES)
         try:
-            return self._dequantised(stored)
+            return self._dequantised(stored, factors)
         except ValueError as error:
             raise ModelFilesError(f"tensor {name} cannot be de-quantised: {error}; download the model again") from error
 
@@ -95,11 +99,8 @@ class DeepseekV4Files:
     def int4_bytes(self, _name: str) -> None:
         """Matrices are read dense."""
 
-    def _dequantised(self, stored: str) -> Tensor:
-        scale = _scale_name(stored)
-        if not self._folder.holds(scale):
-            raise ModelFilesError(f"the model files lack the tensor {scale}: download them again")
-        weight, factors = self._folder.mapped(stored), self._folder.read_as_stored(scale, SCALE_TYPES)
+    def _dequantised(self, stored: str, factors: Tensor) -> Tensor:
+        weight = self._folder.mapped(stored)
         if self._is_packed(stored):
             return mxfp4.dequantise(weight, factors)
         return self._blocks.dequantise(weight.view(torch.float8_e4m3fn), factors)
