@@ -236,7 +236,7 @@ class Launcher:
         call.out.fill_(torch.nan)
         ends = zip(call.seq_lens.tolist(), q_lengths, strict=True)
         positions = [position for end, length in ends for position in range(end - length, end)]
-        pools = tuple(pool.float().flatten(0, 2) for pool in (call.raw, call.entries))
+        pools = call.raw.float().flatten(0, 2), call.entries.float().flatten(0, 2)
         for token, position in enumerate(positions):
             counters[0] += 1
             attend_sparse(call, token, min(position + 1, SLIDING), pools)
