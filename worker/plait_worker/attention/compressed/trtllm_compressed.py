@@ -67,7 +67,7 @@ class TrtllmCompressedStep(CompressedStep):
         """See ``CompressedStep``."""
         rows = self._sparse_rows(window, seen)
         own = raw[None, None]
-        return trtllm_batch_decode_sparse_mla_dsv4(
+        out_THD: Tensor = trtllm_batch_decode_sparse_mla_dsv4(
             q_THD.contiguous(),
             own,
             self.scratch.workspace,
@@ -82,6 +82,7 @@ class TrtllmCompressedStep(CompressedStep):
             backend="trtllm-gen",
             multi_ctas_kv_counter_buffer=self.scratch.counters,
         )
+        return out_THD
 
     def _sparse_rows(self, window: WindowLists, seen: EntryLists | ChosenEntries | None) -> SparseRows:
         if isinstance(seen, ChosenEntries):
