@@ -137,8 +137,12 @@ class Transformers:
             nonlocal ids
             ids = self.model(ids, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
 
+        def steps() -> None:
+            for _ in range(num_steps):
+                step()
+
         step()
-        return seconds(lambda: [step() for _ in range(num_steps)]) / num_steps
+        return seconds(steps) / num_steps
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -154,7 +154,12 @@ def test_lists_that_the_kernel_would_read_wrongly_break_its_contract(
 
 
 def test_a_model_of_all_three_kinds_computes_what_it_computes_with_torch(checked: Launcher, tmp_path: Path) -> None:
-    sizes = {"head_dim": 512, "num_attention_heads": 8, "index_topk": 64, "partial_rotary_factor": 64 / 512}
+    sizes: dict[str, Any] = {
+        "head_dim": 512,
+        "num_attention_heads": 8,
+        "index_topk": 64,
+        "partial_rotary_factor": 64 / 512,
+    }
     random_v4("real ratios", **sizes, index_head_dim=64).save_pretrained(tmp_path)
     model, ids = load_model(tmp_path, "bfloat16", CPU, Parallel()), random_ids(300)
     given = {name: _logprobs(model, name, ids) for name in ("torch", "trtllm_sparse_mla")}
