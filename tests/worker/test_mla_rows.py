@@ -85,6 +85,12 @@ def test_prompts_that_no_planned_step_has_room_for_are_absorbed_up_to_some_lengt
     assert best_captured_size([], starts, lengths) is None
 
 
+@pytest.mark.parametrize(("num_tokens", "is_taken"), [(3840, True), (3839, False)])
+def test_a_large_graph_is_taken_by_steps_that_fill_three_quarters_of_it(num_tokens: int, is_taken: bool) -> None:
+    large = GraphSize(5120, 65, 32, 0)
+    assert (best_captured_size([large], [0], [num_tokens]) == large) == is_taken
+
+
 @settings(deadline=None, max_examples=50)
 @given(
     contexts=st.lists(st.integers(0, 300), min_size=1, max_size=8), limit=st.integers(1, 200), free=st.integers(0, 300)

@@ -96,6 +96,9 @@ class CopiedAllReduce:
         normed_ND, sum_ND = torch.empty_like(residual_ND), torch.empty_like(residual_ND)
         parts = row_parts(len(residual_ND), self._limits.width, self._num_multiprocessors)
         begun = [self._begin(number, rows, gemm(x_NI[rows])) for number, rows in enumerate(parts)]
+        # A flag that no reduction writes while the values go round would tell of a part that has not come.
+        for number in range(len(parts), MAX_PARTS):
+            self._flag_peers(number)
         for part in begun:
             given = residual_ND[part.rows], weight_D, normed_ND[part.rows], sum_ND[part.rows]
             self._finish(part, *given, eps, place)
@@ -104,27 +107,43 @@ class CopiedAllReduce:
 
     def _begin(self, number: int, rows: slice, partial_PD: Tensor) -> _Part:
         """Carry it to the peers as soon as the current stream has computed it."""
+        assert partial_PD.is_contiguous()
         event = self._num_reductions % _SLOTS * MAX_PARTS + number
         self._computed[event].record()
         self._stream.wait_event(self._computed[event])
-        for peer in range(len(self._memories)):
-            if peer != self._rank:
-                self._copy(partial_PD, peer, number, rows.start)
+        for peer in self._peers:
+            self._copy(partial_PD, peer, rows.start)
+        self._flag_peers(number)
         self._copied[event].record(self._stream)
         return _Part(number, rows, partial_PD, self._copied[event])
 
-    def _copy(self, partial_PD: Tensor, peer: int, number: int, first_row: int) -> None:
+    @property
+    def _peers(self) -> list[int]:
+        return [rank for rank in range(len(self._memories)) if rank != self._rank]
+
+    def _copy(self, partial_PD: Tensor, peer: int, first_row: int) -> None:
         from cuda.bindings import driver
 
-        others, slot, stream = len(self._memories) - 1, self._num_reductions % _SLOTS, self._driver_stream
-        source = self._rank if self._rank < peer else self._rank - 1
         row_bytes = self._limits.width * self._limits.dtype.itemsize
-        region_bytes, base = self._limits.max_rows * row_bytes, self._memories[peer]
-        place = base + (slot * others + source) * region_bytes + first_row * row_bytes
-        flag = base + _SLOTS * others * region_bytes + ((slot * MAX_PARTS + number) * others + source) * _FLAG_BYTES
-        check(driver.cuMemcpyDtoDAsync(place, partial_PD.data_ptr(), partial_PD.nbytes, stream))
+        region = self._num_reductions % _SLOTS * len(self._peers) + self._source(peer)
+        place = self._memories[peer] + (region * self._limits.max_rows + first_row) * row_bytes
+        check(driver.cuMemcpyDtoDAsync(place, partial_PD.data_ptr(), partial_PD.nbytes, self._driver_stream))
+
+    def _flag_peers(self, number: int) -> None:
+        """Tell that all copies before have come."""
+        from cuda.bindings import driver
+
+        others, slot = len(self._peers), self._num_reductions % _SLOTS
+        before = _SLOTS * others * self._limits.max_rows * self._limits.width * self._limits.dtype.itemsize
         value = self._flags.data_ptr() + self._num_reductions % _FLAGS * _FLAG_BYTES
-        check(driver.cuMemcpyDtoDAsync(flag, value, _FLAG_BYTES, stream))
+        for peer in self._peers:
+            index = (slot * MAX_PARTS + number) * others + self._source(peer)
+            flag = self._memories[peer] + before + index * _FLAG_BYTES
+            check(driver.cuMemcpyDtoDAsync(flag, value, _FLAG_BYTES, self._driver_stream))
+
+    def _source(self, peer: int) -> int:
+        """This rank's number among those that write into the peer's memory."""
+        return self._rank if self._rank < peer else self._rank - 1
 
     def _finish(
         self,

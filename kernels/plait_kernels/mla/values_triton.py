@@ -1,7 +1,7 @@
 """MLA's up-projection of values for a few rows in Triton: a program computes some dims of one head.
 
-It loads its weights before it waits for attention (PDL); cuBLAS's batched GEMM would wait for all of it to end first.
-Shapes as in ``plait_kernels.mla``.
+Without PDL: FlashMLA's kernels let the next one start before they have stored, and where no row is split the one that
+combines ends without waiting for the one that attends. Shapes as in ``plait_kernels.mla``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from plait_kernels.pdl import pdl_launch, pdl_wait
 
 _DIMS = 8
 
@@ -34,7 +32,6 @@ def up_project_values(out_BHL: Tensor, value_HVL: Tensor, out_BHV: Tensor) -> No
         BLOCK=triton.next_power_of_2(latent_dim),
         DIMS=_DIMS,
         num_warps=4,
-        **pdl_launch(out_BHL),
     )
 
 
@@ -54,14 +51,12 @@ def _up_project_kernel(  # type: ignore[no-untyped-def]
     LATENT_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     DIMS: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     dim, head = tl.program_id(0) * DIMS + tl.arange(0, DIMS), tl.program_id(1).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_dim, is_column = dim < VALUE_DIM, column < LATENT_DIM
     value_at = value_ptr + head * value_head_stride + dim[:, None] * value_dim_stride + column[None, :]
     value = tl.load(value_at, mask=is_dim[:, None] & is_column[None, :], other=0.0).to(tl.float32)
-    pdl_wait(PDL)
     for row in tl.static_range(NUM_ROWS):
         latent_at = latent_ptr + row * latent_row_stride + head * latent_head_stride
         latent = tl.load(latent_at + column, mask=is_column, other=0.0).to(tl.float32)

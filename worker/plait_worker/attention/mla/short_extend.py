@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from torch import Tensor
 
-from plait_worker.graph_sizes import GraphSize
+from plait_worker.graph_sizes import PLANNED_TILES, TILE, GraphSize
 from plait_worker.rows import Rows
 from plait_worker.transfer import upload
 
@@ -41,9 +41,16 @@ def best_captured_size(fitting: Sequence[GraphSize], starts: Sequence[int], leng
     """
     absorbed = next((size for size in fitting if size.context_tokens is None), None)
     planned = next((size for size in fitting if size.context_tokens is not None), None)
+    if planned is not None and _is_wasteful(planned, sum(lengths)):
+        planned = None
     if planned is None:
         return absorbed if _pairs(starts, lengths) <= _CAPTURED_PAIRS else None
     return absorbed if absorbed is not None and are_short_extends(starts, lengths) else planned
+
+
+def _is_wasteful(size: GraphSize, num_tokens: int) -> bool:
+    """Whether a graph of many tokens has a third more than the step: launching the step takes less."""
+    return size.prompt_tokens > PLANNED_TILES[-1] * TILE and 3 * size.prompt_tokens > 4 * num_tokens
 
 
 def _pairs(starts: Sequence[int], lengths: Sequence[int]) -> int:
