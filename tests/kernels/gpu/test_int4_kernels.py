@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+
+pytest.importorskip("triton", reason="no Triton; pip install triton")
+
 from plait_kernels.linear import Int4Matrix, Int4Weight, Tile, int4_dequantise, int4_gemm
 from plait_kernels.linear.int4 import FLOAT, INTEGER, join, pack_int4
 from plait_kernels.linear.int4_matrix import dequantised_matmul, int4_unsupported_reason
