@@ -23,7 +23,7 @@ def test_greedy_tokens_are_the_same_on_one_two_and_four_ranks(
     answers = {}
     for num_ranks in (1, 2, 4):
         running = server(demo_gguf, "--dtype", "float32", "--tp", str(num_ranks), "--threads", "1")
-        answers[num_ranks] = [greedy(running, question, sized(16, 64)) for question in QUESTIONS[: sized(2, 20)]]
+        answers[num_ranks] = [greedy(running, question, sized(8, 64)) for question in QUESTIONS[: sized(2, 20)]]
         assert running.stop() == 0
     for num_ranks in (2, 4):
         pairs = zip(answers[num_ranks], answers[1], strict=True)

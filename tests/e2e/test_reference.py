@@ -36,7 +36,7 @@ def test_greedy_tokens_are_the_references(
 ) -> None:
     """Alone, then beside others. Reduced runs ask other questions, which the prefix cache does not have."""
     running = server(demo_gguf, "--dtype", "float32", *VARIANTS[variant])
-    reference, num_questions, output_len = load_reference(demo_gguf), sized(2, 20), sized(24, 64)
+    reference, num_questions, output_len = load_reference(demo_gguf), sized(2, 20), sized(16, 64)
     questions = {"alone": QUESTIONS[:num_questions], "in company": QUESTIONS[-num_questions:]}
     for place, asked in questions.items():
         num_others = 0 if place == "alone" else sized(5, 15)

@@ -1,14 +1,23 @@
-"""SmolLM2 in transformers: the reference for the engine's tokens."""
+"""SmolLM2 in transformers: the reference for the engine's tokens.
+
+transformers takes most of a minute to read a GGUF file, so what it read is kept for the other test processes.
+"""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
+import transformers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+KEPT = Path(__file__).resolve().parents[2] / "target" / "reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +35,7 @@ class Reference:
 
     def __init__(self, gguf: Path) -> None:
         self.tokenizer = load_tokenizer(gguf)
-        self.model = read_llama(gguf)
+        self.model = load_llama(gguf)
 
     def chat_ids(self, text: str) -> list[int]:
         """The ids of a chat of one user message, as the model's own template writes it."""
@@ -54,6 +63,13 @@ class Reference:
         return Judgement(len(answer), int((gap_T > 0).sum()), float(gap_T.max()))
 
 
+def load_llama(gguf: Path) -> LlamaForCausalLM:
+    """A Llama as transformers reads it, in float32."""
+    folder = kept(gguf, "llama", lambda made: read_llama(gguf).save_pretrained(made))
+    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()
+
+
 def read_llama(gguf: Path) -> LlamaForCausalLM:
     """A Llama as transformers reads it, in float32: its own name map, permutation and configuration."""
     config = LlamaConfig(**load_gguf_checkpoint(str(gguf))["config"])
@@ -71,8 +87,29 @@ def read_llama(gguf: Path) -> LlamaForCausalLM:
 @cache
 def load_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
     """The tokenizer as transformers builds it from a file; once a session."""
+    folder = kept(gguf, "tokenizer", lambda made: read_tokenizer(gguf).save_pretrained(made))
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder))
+    return tokenizer
+
+
+def read_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
     return tokenizer
+
+
+def kept(gguf: Path, what: str, make: Callable[[Path], object]) -> Path:
+    """The folder with what transformers made of a file, written by whichever process comes first."""
+    state = gguf.stat()
+    folder = KEPT / f"{what}-{gguf.stem}-{state.st_size}-{state.st_mtime_ns}-{transformers.__version__}"
+    if not folder.exists():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=KEPT))
+        make(made)
+        try:
+            made.rename(folder)
+        except OSError:
+            shutil.rmtree(made)  # another process was first
+    return folder
 
 
 @cache
