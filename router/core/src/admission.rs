@@ -79,7 +79,7 @@ impl Scheduler {
         let Some(mut queued) = self.queue.remove(head.key) else {
             return;
         };
-        self.queue.keep_choices(queued.job().choices());
+        self.queue.keep_choices(&queued);
         let num_expected = self.note_admission(head, builder);
         let admission = self.admission_of(queued.job(), head, num_expected);
         let slot = admission.slot;

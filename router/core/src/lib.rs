@@ -24,6 +24,7 @@ mod kv_cache;
 mod kv_event;
 mod launch;
 mod least_squares;
+mod moved_request;
 mod outlook;
 mod output_lengths;
 mod page_pool;
@@ -60,6 +61,7 @@ pub use graph_size::GraphSize;
 pub use group::{DecidedPlan, Decision, Disagreement, Mode, ReplicaTokens, Vote, decide};
 pub use ids::{Micros, PageId, RequestId, SlotId, SnapshotId, StepId, TenantId, TokenId};
 pub use kv_event::{KvEvent, StoredPage};
+pub use moved_request::MovedRequest;
 pub use page_pool::PageCounts;
 pub use plan::{
     DecodeRow, NewSlot, OtherPage, Plan, PrefillRow, RestoredSlot, SavedSlot, TrimmedSlot,

@@ -1,10 +1,9 @@
 //! Requests that hold no pages, waiting or preempted, in order of admission.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 
 use crate::fair_share::{FairShare, VirtualTime};
-use crate::ids::{RequestId, TenantId};
+use crate::ids::{Micros, RequestId, TenantId};
 use crate::queue_limits::QueueLimits;
 use crate::request::Rejected;
 use crate::settings::Policy;
@@ -42,7 +41,7 @@ pub(crate) struct Queue {
     pub(crate) room: QueueLimits,
     /// Requests that have not run yet, nor has another choice of their prompt, by arrival. Only these leave unserved: an
     /// answer of which a part has begun comes whole.
-    unserved: BTreeSet<RequestId>,
+    unserved: BTreeSet<(Micros, RequestId)>,
     /// None unless the policy is fair share.
     pub(crate) fair_share: Option<FairShare>,
     /// Requests so far, which number the next one.
@@ -74,8 +73,8 @@ impl Queue {
     pub(crate) fn push(&mut self, lane: TenantId, queued: Queued) {
         self.room.add(lane, queued.job());
         let order = queued.job().order;
-        if matches!(queued, Queued::Waiting { .. }) {
-            self.unserved.insert(queued.job().id());
+        if let Queued::Waiting { job, since } = &queued {
+            self.unserved.insert((*since, job.id()));
         }
         if !self.lanes.contains_key(&lane) {
             self.start_waiting(lane);
@@ -126,8 +125,13 @@ impl Queue {
         }
     }
 
-    /// A choice of this prompt runs: the others are kept until they do.
-    pub(crate) fn keep_choices(&mut self, choices: Range<RequestId>) {
+    /// This choice of a prompt runs: the others, which came with it, are kept until they do.
+    pub(crate) fn keep_choices(&mut self, running: &Queued) {
+        let Queued::Waiting { job, since } = running else {
+            return;
+        };
+        let choices = job.choices();
+        let choices = (*since, choices.start)..(*since, choices.end);
         while let Some(choice) = self.unserved.range(choices.clone()).next().copied() {
             self.unserved.remove(&choice);
         }
@@ -141,16 +145,19 @@ impl Queue {
         let requests = self.lanes.get(&lane).into_iter();
         let backwards = requests.flat_map(|lane| lane.requests.iter().rev());
         let waiting = backwards.map_while(move |(order, queued)| match queued {
-            Queued::Waiting { job, .. } => Some((
+            Queued::Waiting { job, since } => Some((
                 QueueKey {
                     lane,
                     order: *order,
                 },
                 &**job,
+                *since,
             )),
             Queued::Preempted { .. } => None,
         });
-        waiting.filter(|(_, job)| self.unserved.contains(&job.id()))
+        waiting
+            .filter(|(_, job, since)| self.unserved.contains(&(*since, job.id())))
+            .map(|(key, job, _)| (key, job))
     }
 
     /// The first requests of a queue with one lane, in order.
@@ -197,7 +204,7 @@ impl Queue {
 
     /// Of the unserved requests, the one that came first.
     pub(crate) fn oldest_unserved(&self) -> Option<RequestId> {
-        self.unserved.first().copied()
+        self.unserved.first().map(|(_, request)| *request)
     }
 
     pub(crate) fn get(&self, key: QueueKey) -> Option<&Queued> {
@@ -229,7 +236,9 @@ impl Queue {
                 self.lanes.remove(&key.lane);
             }
         }
-        self.unserved.remove(&queued.job().id());
+        if let Queued::Waiting { job, since } = &queued {
+            self.unserved.remove(&(*since, job.id()));
+        }
         self.room.remove(key.lane, queued.job());
         Some(queued)
     }

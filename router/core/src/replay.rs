@@ -23,6 +23,11 @@ pub(crate) const MAX_LOSSES: u32 = 2;
 pub(crate) struct Trials(BTreeSet<Order>);
 
 impl Trials {
+    /// A request that may have killed ranks runs alone.
+    pub(crate) fn begin(&mut self, job: &Job) {
+        self.0.insert(job.order);
+    }
+
     /// A row of the request has sampled.
     pub(crate) fn end(&mut self, job: &mut Job) {
         job.num_losses = 0;
@@ -70,7 +75,7 @@ impl Scheduler {
                 self.forget(queued.job());
                 return Some(queued.job().id());
             }
-            self.in_flight.trials.0.insert(job.order);
+            self.in_flight.trials.begin(job);
         }
         self.counts.num_replays += 1;
         self.enqueue(queued);

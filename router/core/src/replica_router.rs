@@ -89,6 +89,12 @@ struct Replica {
     held: HeldPages,
 }
 
+impl Replica {
+    fn takes(&self, wanted: Availability, least_pages: usize) -> bool {
+        self.availability == wanted && self.held.max_pages() >= least_pages
+    }
+}
+
 /// The loads and pages of all replicas.
 #[derive(Clone, Debug)]
 pub struct ReplicaRouter {
@@ -129,9 +135,19 @@ impl ReplicaRouter {
     /// The replica for these prompts, which stay together, and for answers of so many tokens; None if all
     /// are closed. Of equals the one that got fewer requests so far.
     pub fn route(&mut self, prompts: &[HashedPrompt], num_output_tokens: u64) -> Option<Route> {
-        let best = self.best_of(Availability::Open, prompts);
+        let best = self.best_of(Availability::Open, 0, prompts);
         let (index, num_prompt_tokens) =
-            best.or_else(|| self.best_of(Availability::Avoided, prompts))?;
+            best.or_else(|| self.best_of(Availability::Avoided, 0, prompts))?;
+        Some(self.load(index, num_prompt_tokens, prompts, num_output_tokens))
+    }
+
+    fn load(
+        &mut self,
+        index: usize,
+        num_prompt_tokens: u64,
+        prompts: &[HashedPrompt],
+        num_output_tokens: u64,
+    ) -> Route {
         let route = Route {
             replica: u32::try_from(index).expect("replicas are a u32"),
             num_prompt_tokens,
@@ -143,7 +159,41 @@ impl ReplicaRouter {
         for prompt in prompts {
             chosen.held.touch(&prompt.pages);
         }
-        Some(route)
+        route
+    }
+
+    /// Another replica for a choice whose own one has no ranks: one that is open and has as many pages. Without one the
+    /// choice stays; where its replica is closed, it goes to one that is late, and None says that there is none.
+    pub fn move_away(
+        &mut self,
+        route: Route,
+        prompts: &[HashedPrompt],
+        num_output_tokens: u64,
+    ) -> Option<Route> {
+        let own = &self.replicas[route.replica as usize];
+        let (least, is_closed) = (
+            own.held.max_pages(),
+            own.availability == Availability::Closed,
+        );
+        let open = self.best_of(Availability::Open, least, prompts);
+        let best = open.or_else(|| {
+            let late = || self.best_of(Availability::Avoided, least, prompts);
+            is_closed.then(late).flatten()
+        });
+        let Some((index, num_prompt_tokens)) = best else {
+            return (!is_closed).then_some(route);
+        };
+        self.finish(route);
+        Some(self.load(index, num_prompt_tokens, prompts, num_output_tokens))
+    }
+
+    /// Whether a replica is open that has as many pages as this one, and is another.
+    pub fn has_other(&self, replica: u32) -> bool {
+        let least = self.replicas[replica as usize].held.max_pages();
+        let mut others = (0..)
+            .zip(&self.replicas)
+            .filter(|(index, _)| *index != replica);
+        others.any(|(_, other)| other.takes(Availability::Open, least))
     }
 
     /// The first token of a choice has come, so its prompts are computed.
@@ -157,10 +207,15 @@ impl ReplicaRouter {
         self.replicas[route.replica as usize].load -= route.num_tokens();
     }
 
-    fn best_of(&self, wanted: Availability, prompts: &[HashedPrompt]) -> Option<(usize, u64)> {
+    fn best_of(
+        &self,
+        wanted: Availability,
+        least_pages: usize,
+        prompts: &[HashedPrompt],
+    ) -> Option<(usize, u64)> {
         let candidates = self.replicas.iter().enumerate();
         candidates
-            .filter(|(_, replica)| replica.availability == wanted)
+            .filter(|(_, replica)| replica.takes(wanted, least_pages))
             .map(|(index, replica)| (index, replica, self.num_new_tokens(replica, prompts)))
             .min_by_key(|(_, replica, num_new)| (replica.load + num_new, replica.num_routed))
             .map(|(index, _, num_new)| (index, num_new))

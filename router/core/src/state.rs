@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::num::NonZeroU32;
 use std::ops::Range;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -140,8 +141,38 @@ impl Job {
         choice
     }
 
+    /// The same request in another replica's scheduler, apart from other choices of its prompt.
+    pub(crate) fn renumber(&mut self, id: RequestId, prefix_cache: bool, keeps_slot_state: bool) {
+        (self.order.request, self.first_choice) = (id, id);
+        self.request.num_choices = NonZeroU32::MIN;
+        self.sharing = Sharing::of(&self.request, prefix_cache, keeps_slot_state);
+        self.page_hashes = PerKind::new();
+        self.num_overtaken = 0;
+        self.has_late_mask = false;
+        self.forget_cached();
+    }
+
+    /// Fair share: where it comes among the requests of its tenant.
+    pub(crate) fn set_virtual_time(&mut self, time: VirtualTime) {
+        self.order.virtual_time = time;
+    }
+
     pub(crate) fn id(&self) -> RequestId {
         self.order.request
+    }
+
+    pub(crate) fn prompt(&self) -> &Arc<[TokenId]> {
+        &self.request.prompt
+    }
+
+    /// Whether its prompt has one answer.
+    pub(crate) fn is_only_choice(&self) -> bool {
+        self.request.num_choices == NonZeroU32::MIN
+    }
+
+    /// The salt that was asked for.
+    pub(crate) fn asked_salt(&self) -> u64 {
+        self.request.salt
     }
 
     /// The first choice of its prompt, which may be itself.
@@ -415,7 +446,7 @@ impl Queued {
     /// Fair share: a request keeps the position of its first admission.
     pub(crate) fn set_virtual_time(&mut self, time: VirtualTime) {
         if let Self::Waiting { job, .. } = self {
-            job.order.virtual_time = time;
+            job.set_virtual_time(time);
         }
     }
 

@@ -66,11 +66,9 @@ impl Scheduler {
 
     /// Where a request of this priority comes in order.
     fn due(&self, priority: i32, now: Micros) -> DueMicros {
-        if self.settings.scheduler.policy.is_by_priority() {
-            DueMicros::new(now, priority, self.limits.priority_aging)
-        } else {
-            DueMicros::default()
-        }
+        let is_by_priority = self.settings.scheduler.policy.is_by_priority();
+        let priority = if is_by_priority { priority } else { 0 };
+        DueMicros::new(now, priority, self.limits.priority_aging)
     }
 
     pub(crate) fn enqueue(&mut self, queued: Queued) {

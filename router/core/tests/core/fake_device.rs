@@ -1,6 +1,6 @@
 //! A worker that applies plans as `proto/README.md` says and sees its KV through page tables only.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use plait_core::{
     DecodeRow, FAILED_ROW, NewSlot, PageId, Plan, PrefillRow, RequestId, Settings, SlotId, TokenId,
@@ -86,6 +86,8 @@ impl Pool {
 pub struct FakeDevice {
     pools: Vec<Pool>,
     slots: Vec<Option<Slot>>,
+    /// Of requests that came from another scheduler, where they had other numbers.
+    pub seeds: BTreeMap<RequestId, u64>,
     /// If the model keeps slot state.
     memory: Option<SlotMemory>,
 }
@@ -101,6 +103,7 @@ impl FakeDevice {
         Self {
             pools,
             slots: vec![None; settings.scheduler.num_slots() as usize],
+            seeds: BTreeMap::new(),
             memory: SlotMemory::new(settings),
         }
     }
@@ -197,7 +200,8 @@ impl FakeDevice {
         let num_kinds = self.pools.len();
         let slot = &mut self.slots[new.slot.0 as usize];
         assert!(slot.is_none(), "{:?} is given out twice", new.slot);
-        let (seed, next_output) = (new.request.0, new.next_output);
+        let seed = self.seeds.get(&new.request).copied();
+        let (seed, next_output) = (seed.unwrap_or(new.request.0), new.next_output);
         *slot = Some(Slot {
             tables: vec![Vec::new(); num_kinds],
             seed,

@@ -28,6 +28,8 @@ pub struct Client {
     num_reported: u32,
     /// Of those, what results have brought.
     num_received: u32,
+    /// Output tokens after which it ends.
+    due: u32,
     /// Losses with a row of it in flight since it last sampled.
     pub num_losses: u32,
 }
@@ -98,6 +100,11 @@ impl Harness {
         Ok(ids)
     }
 
+    /// Nothing happens until then.
+    pub fn wait_until(&mut self, now: u64) {
+        self.now = self.now.max(now);
+    }
+
     /// Requests that left the queue unserved have never run.
     fn take_rejected(&mut self) {
         for rejected in self.scheduler.take_rejected() {
@@ -113,12 +120,8 @@ impl Harness {
         let (num_prompt, settings) = (u32::try_from(spec.prompt.len()).unwrap(), &self.settings);
         let pool = u32::try_from(settings.limits().unwrap().pool_tokens).unwrap();
         let room = settings.runtime.max_model_len.min(pool) - num_prompt;
-        let expected = oracle::generate(
-            &spec.prompt,
-            spec.max_tokens.min(room),
-            &spec.stop_ids,
-            id.0,
-        );
+        let due = spec.max_tokens.min(room);
+        let expected = oracle::generate(&spec.prompt, due, &spec.stop_ids, id.0);
         let client = Client {
             spec,
             expected,
@@ -128,6 +131,7 @@ impl Harness {
             rejected: None,
             num_reported: 1,
             num_received: 1,
+            due,
             num_losses: 0,
         };
         assert!(
@@ -243,7 +247,9 @@ impl Harness {
     pub fn lose(&mut self) -> Vec<RequestId> {
         let steps = std::mem::take(&mut self.in_flight);
         let suspects: BTreeSet<RequestId> = steps.into_iter().flat_map(|it| it.rows).collect();
+        let seeds = std::mem::take(&mut self.device.seeds);
         self.device = FakeDevice::new(&self.settings);
+        self.device.seeds = seeds;
         self.slots.clear();
         self.masks.forget_steps();
         for (request, client) in &mut self.clients {
@@ -266,6 +272,28 @@ impl Harness {
         assert_eq!(stats.num_waiting as usize, alive.count());
         self.check_pool();
         ended
+    }
+
+    /// A request goes on in another scheduler, under the number that is returned.
+    pub fn give(&mut self, request: RequestId, other: &mut Self) -> RequestId {
+        let moved = self.scheduler.release(request).expect("it waits for pages");
+        let client = self.clients.remove(&request).unwrap();
+        assert_eq!(
+            moved.num_left() as usize + client.emitted.len(),
+            client.due as usize
+        );
+        self.masks.come.remove(&request);
+        let seed = self.device.seeds.remove(&request).unwrap_or(request.0);
+        other.now = other.now.max(self.now);
+        let id = other.scheduler.take_over(moved).expect("it has the pages");
+        other.device.seeds.insert(id, seed);
+        assert!(
+            other.clients.insert(id, client).is_none(),
+            "{id:?} is given out twice"
+        );
+        self.check_pool();
+        other.check_pool();
+        id
     }
 
     /// The rows that accept nothing: their masks are late, or they follow a token that was not sampled.
@@ -446,7 +474,7 @@ impl Harness {
         let client = &self.clients[&request];
         let aging = self.settings.limits().unwrap().priority_aging.0;
         let due = match self.settings.scheduler.policy {
-            Policy::Fcfs | Policy::CacheAware => 0,
+            Policy::Fcfs | Policy::CacheAware => i128::from(client.arrived),
             Policy::Priority | Policy::Fair => {
                 i128::from(client.arrived) + i128::from(aging) * i128::from(client.spec.priority)
             }

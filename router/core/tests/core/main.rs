@@ -17,6 +17,7 @@ mod itl_target;
 mod kv_events;
 mod late_masks;
 mod masks;
+mod moves;
 mod oracle;
 mod overload;
 mod pacing;

@@ -84,7 +84,7 @@ prop_compose! {
     }
 }
 
-fn any_action() -> impl Strategy<Value = Action> {
+pub fn any_action() -> impl Strategy<Value = Action> {
     prop_oneof![
         8 => any_spec().prop_map(Action::Submit),
         24 => Just(Action::Plan),
@@ -97,7 +97,7 @@ fn any_action() -> impl Strategy<Value = Action> {
 }
 
 /// Runs the actions and returns the plans.
-fn run(harness: &mut Harness, actions: &[Action], depth: usize) -> Vec<Plan> {
+pub fn run(harness: &mut Harness, actions: &[Action], depth: usize) -> Vec<Plan> {
     let mut plans = Vec::new();
     for action in actions {
         match action {
