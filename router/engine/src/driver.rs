@@ -2,6 +2,7 @@
 
 mod deadlines;
 mod grouped;
+mod moves;
 mod ranks;
 mod recovery;
 mod store;
@@ -193,14 +194,17 @@ impl EventLoop {
             self.receive_from_group();
             self.take_admissions();
             self.take_mail();
+            self.take_moved();
             self.checked_at = self.now();
             self.take_masks();
             self.send_steps();
             self.send_masks();
             self.check_deadlines();
+            self.move_streams_if_down();
             self.shut_down_if_drained();
             self.flush();
         }
+        self.take_moved();
         self.end_streams(&ApiError::unavailable("the server was stopped"));
         self.flush_all();
         self.leave_group("it was stopped");
@@ -262,9 +266,9 @@ impl EventLoop {
                 (Mail::RankEnded { rank, reason }, _) => self.rank_ended(rank, &reason),
                 (Mail::Restart, _) => self.restart(),
                 (Mail::GiveUp(why), _) => self.give_up(&why),
-                (Mail::Abort(stream), Some(serving)) => serving.abort(stream),
+                (Mail::Abort(stream), _) => self.abort(stream),
                 (Mail::StopString(request), Some(serving)) => serving.stop(request),
-                (Mail::Abort(_) | Mail::StopString(_), None) => {}
+                (Mail::StopString(_), None) => {}
             }
         }
     }
@@ -343,7 +347,7 @@ impl EventLoop {
 
     /// Takes the masks that have come: what follows from them concerns the next plan.
     fn take_masks(&mut self) {
-        if let Stage::Serving(serving) = &mut self.stage {
+        if let Some(serving) = self.serving_mut() {
             serving.take_masks();
         }
     }
@@ -424,6 +428,7 @@ impl EventLoop {
     }
 
     fn start_shutdown(&mut self) {
+        self.set_availability(Availability::Closed);
         let drain = plait_proto::encode(&Drain {}.into());
         // A rank that cannot be reached is gone; one without a Hello has nothing to finish.
         let is_told = |rank| self.has_joined(rank) && self.driver.link.send(rank, &drain).is_ok();
@@ -444,6 +449,7 @@ impl EventLoop {
     fn has_joined(&self, rank: u32) -> bool {
         match &self.stage {
             Stage::Handshaking { handshake, .. } => handshake.has(rank),
+            Stage::Down { .. } => false,
             _ => true,
         }
     }
@@ -465,9 +471,12 @@ impl EventLoop {
     }
 
     fn end_replica(&mut self, code: ExitCode, reason: &str) {
+        if self.is_recovering() {
+            self.take_masks();
+            self.move_streams();
+        }
         self.own().status.fail(code, reason);
-        let routes = &self.shared().routes;
-        routes.set_availability(self.own().number, Availability::Closed);
+        self.set_availability(Availability::Closed);
         if let Some(group) = &mut self.driver.group {
             group.give_up(code, reason);
         }

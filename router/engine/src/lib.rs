@@ -28,6 +28,7 @@ mod lossy_stderr;
 mod mailbox;
 mod masks;
 mod metrics;
+mod moved_stream;
 mod output;
 mod output_queue;
 mod pending_streams;

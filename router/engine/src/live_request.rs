@@ -18,6 +18,8 @@ pub struct LiveRequest {
     pub received: Micros,
     /// When its last token came.
     pub last_token: Option<Micros>,
+    /// No token of it has come from the ranks that it waits for or runs on.
+    pub awaits_token: bool,
     /// How its tokens are sampled.
     pub sampling: SamplingParams,
     /// What it changes about its logits.
@@ -46,6 +48,7 @@ impl LiveRequest {
             stream,
             received,
             last_token: None,
+            awaits_token: true,
             sampling: choice.sampling,
             adjustment: choice.adjustment,
             scored_ids: choice.scored_ids,

@@ -14,6 +14,8 @@ pub struct LossMetrics {
     pub num_losses: Counter,
     /// 1 while it has no ranks.
     pub is_down: Gauge,
+    /// Requests that it gave to other replicas.
+    pub num_moved: Counter,
     num_replays: Counter,
 }
 
@@ -34,7 +36,12 @@ impl LossMetrics {
             num_replays: registered(
                 registry,
                 "plait_requests_replayed",
-                "Requests under way at a loss that went on with new ranks",
+                "Requests under way at a loss that went on with new ranks, or in another replica",
+            ),
+            num_moved: registered(
+                registry,
+                "plait_requests_moved",
+                "Requests that went on in another replica because this one had lost its ranks",
             ),
         }
     }

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use crate::mailbox::Mail;
 use crate::metrics::Ending;
+use crate::moved_stream::MovedStream;
 use crate::output_queue::{self, LAST, StreamId};
 use crate::shared::{ReplicaShared, Shared};
 
@@ -65,6 +66,17 @@ pub enum StreamEvent {
         request: RequestId,
         /// Why.
         reason: FinishReason,
+    },
+    /// Its requests have left the scheduler, and go on in another replica.
+    Move(MovedStream),
+    /// Its requests are in the scheduler's queue. Another replica has written its response so far.
+    Reopen {
+        /// Which.
+        stream: StreamId,
+        /// Writes its response.
+        response: Box<ResponseWriter>,
+        /// Those that have not ended, with their choices.
+        choices: Vec<(RequestId, usize)>,
     },
     /// The stream ends with an error, opened or not.
     Fail {
@@ -122,6 +134,10 @@ pub fn write_bodies(shared: &Shared, ended: &Receiver<EndedResponse>) {
     }
 }
 
+fn gone_wrong() -> ApiError {
+    ApiError::internal("the server failed and cannot go on; its log says why")
+}
+
 impl Output {
     /// No streams. `bodies` goes to [`write_bodies`].
     pub fn new(
@@ -155,7 +171,10 @@ impl Output {
 
     /// A driver that panicked has not ended its streams.
     fn fail_rest(&mut self) {
-        let error = ApiError::internal("the server failed and cannot go on; its log says why");
+        for moved in self.replica.moved_streams.close() {
+            self.fail_moved(moved);
+        }
+        let error = gone_wrong();
         let streams: Vec<StreamId> = self.streams.keys().copied().collect();
         for stream in streams {
             self.fail(stream, &error);
@@ -185,7 +204,13 @@ impl Output {
                 stream,
                 response,
                 requests,
-            } => self.open(stream, response, requests),
+            } => self.open(stream, response, requests.into_iter().zip(0..)),
+            StreamEvent::Move(moved) => self.hand_over(moved),
+            StreamEvent::Reopen {
+                stream,
+                response,
+                choices,
+            } => self.open(stream, response, choices.into_iter()),
             StreamEvent::PromptLogprobs {
                 request,
                 first_position,
@@ -227,14 +252,47 @@ impl Output {
         &mut self,
         stream: StreamId,
         response: Box<ResponseWriter>,
-        requests: SmallVec<[RequestId; 1]>,
+        choices: impl Iterator<Item = (RequestId, usize)>,
     ) {
-        for (choice, request) in requests.iter().enumerate() {
-            self.choices
-                .insert(*request, ChoiceLocation { stream, choice });
-        }
+        let requests = choices.map(|(request, choice)| {
+            let at = ChoiceLocation { stream, choice };
+            self.choices.insert(request, at);
+            request
+        });
+        let requests = requests.collect();
         self.streams
             .insert(stream, OpenResponse { response, requests });
+    }
+
+    /// Adds the response of a stream that goes on in another replica. Choices that a stop string has ended are not here.
+    fn hand_over(&mut self, mut moved: MovedStream) {
+        let open = self.streams.remove(&moved.stream);
+        moved.response = open.map(|open| open.response);
+        for choice in &mut moved.choices {
+            choice.choice = self.choices.remove(&choice.left_as).map(|at| at.choice);
+        }
+        // What was written here stands before what is written there.
+        if !self.records.is_empty() {
+            self.shared.output_queue.put(&mut self.records);
+        }
+        if let Err(moved) = self.shared.hand_over(moved) {
+            self.fail_moved(moved);
+        }
+    }
+
+    /// Nobody takes the stream any more.
+    fn fail_moved(&mut self, moved: MovedStream) {
+        let stream = moved.stream;
+        self.shared.routes.finish(stream);
+        let is_wanted = self.shared.leave_pending(stream);
+        if let Some(response) = moved.response {
+            self.open(stream, response, std::iter::empty());
+            if is_wanted {
+                self.fail(stream, &gone_wrong());
+            } else {
+                self.forget(stream, Ending::Abort);
+            }
+        }
     }
 
     fn push(

@@ -18,6 +18,8 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ClientState {
     Waits,
+    /// It was at a driver, and is on its way to another one.
+    Moves,
     Aborted,
 }
 
@@ -29,6 +31,11 @@ impl PendingStreams {
             state.streams.insert(stream, ClientState::Waits);
         }
         !state.is_closed
+    }
+
+    /// Adds a stream that leaves its driver for another one, whether new ones may come or not.
+    pub fn set_out(&self, stream: StreamId) {
+        self.lock().streams.insert(stream, ClientState::Moves);
     }
 
     /// Notes that the client is gone; false if the stream is not here.
@@ -47,7 +54,8 @@ impl PendingStreams {
 
     /// Removes the stream; returns whether its client still waits.
     pub fn leave(&self, stream: StreamId) -> bool {
-        self.lock().streams.remove(&stream) == Some(ClientState::Waits)
+        let client = self.lock().streams.remove(&stream);
+        matches!(client, Some(ClientState::Waits | ClientState::Moves))
     }
 
     /// No new streams from now on.
@@ -55,12 +63,16 @@ impl PendingStreams {
         self.lock().is_closed = true;
     }
 
-    /// Closes, and removes every stream; returns those whose clients wait.
+    /// Closes, and removes every stream but those between two drivers, who end them; returns those whose clients wait.
     pub fn clear(&self) -> Vec<StreamId> {
         let mut state = self.lock();
         state.is_closed = true;
-        let streams = state.streams.drain();
-        streams
+        let (moving, others) = std::mem::take(&mut state.streams)
+            .into_iter()
+            .partition::<HashMap<_, _>, _>(|(_, client)| *client == ClientState::Moves);
+        state.streams = moving;
+        let others = others.into_iter();
+        others
             .filter_map(|(stream, client)| (client == ClientState::Waits).then_some(stream))
             .collect()
     }
@@ -106,6 +118,19 @@ mod tests {
             "it was answered"
         );
         assert!(!streams.enter(3));
+    }
+
+    #[test]
+    fn a_stream_between_two_drivers_is_kept_until_one_has_it() {
+        let streams = PendingStreams::default();
+        streams.close();
+        streams.set_out(1);
+        streams.set_out(2);
+        assert!(streams.abort(2));
+        assert_eq!(streams.clear(), [0; 0], "they have their drivers' error");
+        assert!(!streams.is_drained());
+        assert!(streams.leave(1) && !streams.leave(2));
+        assert!(streams.is_drained());
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Which replica has which stream.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use plait_core::{
-    Availability, HashSeed, HashedPrompt, PromptHasher, ReplicaRouter, Request, Route,
+    Availability, HashSeed, HashedPrompt, MovedRequest, PromptHasher, ReplicaRouter, Request,
+    Route, TokenId,
 };
 use rustc_hash::FxHashMap;
 
@@ -53,11 +54,35 @@ impl Routes {
                 u64::from(each) * u64::from(request.num_choices.get())
             })
             .sum();
-        let prompts = self.hash_prompts(&requests);
+        let prompts = self.hash_prompts(requests.iter().map(|it| (&it.prompt, it.salt)));
         let mut state = self.lock();
         let route = state.router.route(&prompts, num_output_tokens)?;
         state.streams.insert(stream, route);
         Some(route.replica)
+    }
+
+    /// Another replica for a stream whose own one has no ranks, or its own if there is none; None if that is closed.
+    pub fn move_away<'a>(
+        &self,
+        stream: StreamId,
+        requests: impl Iterator<Item = &'a MovedRequest>,
+    ) -> Option<u32> {
+        let requests: Vec<&MovedRequest> = requests.collect();
+        let left = requests.iter().map(|it| it.num_left());
+        let num_output_tokens = left.map(|num| u64::from(num.min(MAX_OUTPUT_TOKENS))).sum();
+        let mut prompts = self.hash_prompts(requests.iter().map(|it| (it.prompt(), it.salt())));
+        for (prompt, request) in prompts.iter_mut().zip(&requests) {
+            prompt.num_tokens += u64::from(request.num_output());
+        }
+        let State { router, streams } = &mut *self.lock();
+        let route = streams.get_mut(&stream)?;
+        *route = router.move_away(*route, &prompts, num_output_tokens)?;
+        Some(route.replica)
+    }
+
+    /// Whether another replica takes streams of this one.
+    pub fn has_other(&self, replica: u32) -> bool {
+        self.lock().router.has_other(replica)
     }
 
     /// Where a stream is; None if it has ended or was not routed yet.
@@ -92,16 +117,19 @@ impl Routes {
         self.lock().router.set_availability(replica, availability);
     }
 
-    fn hash_prompts(&self, requests: &[&Request]) -> Vec<HashedPrompt> {
+    fn hash_prompts<'a>(
+        &self,
+        prompts: impl Iterator<Item = (&'a Arc<[TokenId]>, u64)>,
+    ) -> Vec<HashedPrompt> {
         let mut hasher = self.hasher.clone();
-        let hash = |request: &&Request| match &mut hasher {
-            Some(hasher) => hasher.hash(&request.prompt, request.salt),
+        let hash = |(prompt, salt): (&'a Arc<[TokenId]>, u64)| match &mut hasher {
+            Some(hasher) => hasher.hash(prompt, salt),
             None => HashedPrompt {
                 pages: Vec::new(),
-                num_tokens: request.prompt.len() as u64,
+                num_tokens: prompt.len() as u64,
             },
         };
-        requests.iter().map(hash).collect()
+        prompts.map(hash).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -1,6 +1,7 @@
 //! A replica that serves: the scheduler, the steps in flight, and the requests that wait for tokens.
 
 mod masks;
+mod moves;
 mod results;
 
 use std::collections::VecDeque;
@@ -330,6 +331,9 @@ impl Serving {
         self.in_flight.clear();
         self.masks.lose_ranks();
         self.first_uses = FirstUses::default();
+        for live in self.requests.values_mut() {
+            live.awaits_token = true;
+        }
         for request in self.scheduler.lose_ranks() {
             self.fail_request(request, ApiError::took_workers_down());
         }

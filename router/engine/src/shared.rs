@@ -3,12 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use plait_core::Availability;
 use plait_proto::{ExitCode, Fingerprint};
 
 use crate::clock::Clock;
 use crate::link::Link;
 use crate::mailbox::{Mail, Mailbox};
 use crate::metrics::{EngineMetrics, Metrics, Rejection};
+use crate::moved_stream::{MovedStream, MovedStreams};
 use crate::output_queue::{MAX_FOR_PYTHON, MAX_FOR_WRITER, OutputQueue, StreamId};
 use crate::pending_streams::PendingStreams;
 use crate::routes::Routes;
@@ -52,6 +54,8 @@ pub struct ReplicaShared {
     pub number: u32,
     /// From everyone to its driver.
     pub mailbox: Mailbox,
+    /// From output threads of replicas without ranks to its driver.
+    pub moved_streams: MovedStreams,
     /// Its driver has events for which the output thread had no room, and wants to be woken when there is some.
     pub output_is_full: AtomicBool,
     /// Its phase and health.
@@ -99,6 +103,7 @@ impl Shared {
             Ok(Arc::new(ReplicaShared {
                 number,
                 mailbox: Mailbox::new()?,
+                moved_streams: MovedStreams::default(),
                 output_is_full: AtomicBool::new(false),
                 status: status.replica(number).clone(),
                 metrics: metrics.replica(number).clone(),
@@ -145,11 +150,35 @@ impl Shared {
 
     /// The client is gone; unknown or ended streams are fine. Records made before may still come.
     pub fn abort(&self, stream: StreamId) {
-        if self.pending_streams.abort(stream) {
-            return;
-        }
-        if let Some(replica) = self.routes.replica_of(stream) {
+        if !self.pending_streams.abort(stream)
+            && let Some(replica) = self.routes.replica_of(stream)
+        {
             self.replica(replica).mailbox.put(Mail::Abort(stream));
+        }
+    }
+
+    /// The same of a stream that this replica does not have, or no more.
+    pub fn abort_elsewhere(&self, stream: StreamId, replica: u32) {
+        if self.routes.replica_of(stream) != Some(replica) {
+            self.abort(stream);
+        } else {
+            self.pending_streams.abort(stream);
+        }
+    }
+
+    /// Gives a stream to the driver of its target, or back if that has ended.
+    pub fn hand_over(&self, moved: MovedStream) -> Result<(), MovedStream> {
+        let target = self.replica(moved.target);
+        target.moved_streams.put(moved)?;
+        target.mailbox.wakeup().signal();
+        Ok(())
+    }
+
+    /// Whether a replica takes streams from now on. Those that wait elsewhere for ranks may go there.
+    pub fn set_availability(&self, replica: u32, availability: Availability) {
+        self.routes.set_availability(replica, availability);
+        if availability == Availability::Open {
+            self.wake_all();
         }
     }
 

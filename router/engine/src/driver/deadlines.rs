@@ -211,9 +211,7 @@ impl EventLoop {
             } else {
                 Availability::Open
             };
-            self.shared()
-                .routes
-                .set_availability(own.number, availability);
+            self.set_availability(availability);
         }
     }
 }

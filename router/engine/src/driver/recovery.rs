@@ -78,8 +78,7 @@ impl EventLoop {
         own.status.lose(code, &reason);
         own.metrics.losses.num_losses.inc();
         own.metrics.losses.is_down.set(1);
-        let routes = &self.shared().routes;
-        routes.set_availability(own.number, Availability::Avoided);
+        self.set_availability(Availability::Avoided);
         self.stage = Stage::Down { kept, code, reason };
     }
 
@@ -142,7 +141,6 @@ impl EventLoop {
         let seconds = now.0.saturating_sub(self.driver.replica.started.0) as f64 / 1e6;
         own.status.recover(seconds);
         own.metrics.losses.is_down.set(0);
-        let routes = &self.shared().routes;
-        routes.set_availability(own.number, Availability::Open);
+        self.set_availability(Availability::Open);
     }
 }

@@ -90,6 +90,19 @@ impl MaskAnswers {
         }
     }
 
+    /// Whether the request may leave: no thread has its matcher.
+    pub fn may_leave(&self, request: RequestId) -> bool {
+        let answer = self.answers.get(&request);
+        answer.is_none_or(|it| it.matcher.is_some() && it.next.is_some())
+    }
+
+    /// Gives up an answer that may leave, if the request has one.
+    pub fn leave(&mut self, request: RequestId) -> Option<ConstrainedAnswer> {
+        let Answer { matcher, next, .. } = self.answers.remove(&request)?;
+        let (matcher, first) = matcher.zip(next)?;
+        Some(ConstrainedAnswer { matcher, first })
+    }
+
     /// The answer goes on with these tokens: its next mask is filled.
     pub fn accept(&mut self, request: RequestId, tokens: &[TokenId]) {
         if self.answers.is_empty() {

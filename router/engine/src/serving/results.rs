@@ -221,14 +221,16 @@ impl Serving {
             .requests
             .get_mut(&request)
             .expect("the scheduler ends a request before it forgets it");
+        let latency = &metrics.latency;
         match live.last_token.replace(now) {
-            None => {
-                let waited = since(live.received, now);
-                metrics.latency.time_to_first_token.observe(waited);
-                self.config.shared.routes.begin_answer(live.stream);
-                self.first_uses.sampled(request);
-            }
-            Some(last) => metrics.latency.inter_token.observe(since(last, now)),
+            None => latency
+                .time_to_first_token
+                .observe(since(live.received, now)),
+            Some(last) => latency.inter_token.observe(since(last, now)),
+        }
+        if std::mem::take(&mut live.awaits_token) {
+            self.config.shared.routes.begin_answer(live.stream);
+            self.first_uses.sampled(request);
         }
     }
 

@@ -14,6 +14,7 @@ mod kv_events;
 mod manual_clock;
 mod masks;
 mod model;
+mod moved_streams;
 mod played_engine;
 mod recovery;
 mod remote_ranks;
