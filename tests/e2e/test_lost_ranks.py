@@ -242,8 +242,60 @@ def test_replicas_get_their_ranks_back(server: StartServer, steps: HeldSteps, ch
     assert running.stop(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
+def test_streams_of_a_lost_replica_go_on_in_another_one_at_once(
+    server: StartServer, steps: HeldSteps, check_models: Path
+) -> None:
+    running = server(check_models / "recall-gqa", "--dp", "2", *FLAGS)
+    right = [stream(running.url, asked) for asked in ASKED]
+    spares = wait_for_spares(running, 1)
+    steps.begin(1)
+    with ThreadPoolExecutor(64) as pool:
+        answers: list[Future[Answer]] = []
+        deadline = time.monotonic() + 60
+        # A late heartbeat may send several to one replica.
+        while len(answers) < 2 * len(ASKED) or not all(num_running(running, number) for number in (0, 1)):
+            assert time.monotonic() < deadline
+            answers.append(pool.submit(stream, running.url, ASKED[len(answers) % len(ASKED)]))
+            wait_until_replicas_have(running, len(answers))
+        steps.wait_until_held(2)
+        num_lost = of_replica(running, "plait_requests_running", 0) + of_replica(running, "plait_requests_waiting", 0)
+        for spare in running.spares():
+            spare.suspend()
+        running.workers()[0].kill()
+        steps.end()
+        for number, answer in enumerate(answers):
+            assert_same(answer.result(), right[number % len(ASKED)])
+    told = [of_replica(running, f"plait_{name}", 0) for name in ("replica_down", "requests_moved_total")]
+    assert told == [1, num_lost], "all have ended, and no rank has started"
+    assert of_replica(running, "plait_rank_losses_total", 1) == 0
+    for spare in running.spares():
+        spare.resume()
+    deadline = time.monotonic() + 60
+    while of_replica(running, "plait_replica_down", 0):
+        assert time.monotonic() < deadline
+    assert spares & {rank.pid for rank in running.workers()}, "its new rank is one that waited"
+    pages = read_metrics(running.url)
+    held = [pages[f'plait_kv_pages{{replica="{replica}",state="leased"}}'] for replica in (0, 1)]
+    assert held == [0, 0]
+    assert running.stop(signal.SIGTERM) == 0
+
+
+def wait_until_replicas_have(running: Server, num_requests: int) -> None:
+    """Until the schedulers have so many requests."""
+    deadline = time.monotonic() + 60
+    names = [f"plait_requests_{state}" for state in ("running", "waiting")]
+    while sum(of_replica(running, name, number) for name in names for number in (0, 1)) < num_requests:
+        assert time.monotonic() < deadline
+
+
+def of_replica(running: Server, name: str, replica: int) -> float:
+    """A metric of one of the replicas."""
+    return read_metrics(running.url)[f'{name}{{replica="{replica}"}}']
+
+
 def num_running(running: Server, replica: int) -> float:
-    return read_metrics(running.url)[f'plait_requests_running{{replica="{replica}"}}']
+    return of_replica(running, "plait_requests_running", replica)
 
 
 @pytest.mark.parametrize(
