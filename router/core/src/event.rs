@@ -26,6 +26,9 @@ pub enum Event<'a> {
     Abort(RequestId),
     /// A stop string was found in the request's text.
     Stop(RequestId),
+    /// Nobody finds a page again that could be found until now. Requests that run keep theirs, and publish what they
+    /// compute from now on.
+    FlushCache,
 }
 
 /// Stands for the token of a row whose logits were NaN or infinite.

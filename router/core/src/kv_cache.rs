@@ -495,6 +495,14 @@ impl KvCache {
         }
     }
 
+    /// Nobody finds any page or snapshot any more. Requests keep theirs.
+    pub(crate) fn unpublish_all(&mut self) {
+        self.pools.iter_mut().for_each(PagePool::unpublish_all);
+        if let Some(snapshots) = &mut self.snapshots {
+            snapshots.pool.unpublish_all();
+        }
+    }
+
     pub(crate) fn release(&mut self, lease: Lease, tenant: TenantId) {
         for (pool, list) in self.pools.iter_mut().zip(lease.lists) {
             pool.release(list, tenant);

@@ -420,6 +420,12 @@ impl PagePool {
         }
     }
 
+    /// Lets nobody find any page any more.
+    pub(crate) fn unpublish_all(&mut self) {
+        let hashes: Vec<PageHash> = self.by_hash.keys().copied().collect();
+        self.unpublish(&hashes);
+    }
+
     fn remove_hash(&mut self, page: PageId, hash: PageHash) {
         self.pages[page.0 as usize].hash = None;
         self.by_hash.remove(&hash);

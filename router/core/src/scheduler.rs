@@ -17,7 +17,7 @@ use crate::prompt_share::PromptShare;
 use crate::queue::{Queue, QueueKey};
 use crate::running_set::RunningSet;
 use crate::settings::{Limits, Settings, SettingsError};
-use crate::state::Phase;
+use crate::state::{Job, Phase};
 use crate::stats::{Counts, Stats};
 use crate::step_times::StepTimeStats;
 
@@ -139,8 +139,15 @@ impl Scheduler {
             Event::MaskReady(request) => self.note_mask(request),
             Event::Abort(request) => self.end(request, FinishReason::Abort, outputs),
             Event::Stop(request) => self.end(request, FinishReason::Stop, outputs),
+            Event::FlushCache => self.flush_cache(),
         }
         Ok(())
+    }
+
+    fn flush_cache(&mut self) {
+        self.publish_launched(); // else the next plan would publish what was computed before
+        self.cache.unpublish_all();
+        self.queue.for_each(Job::forget_cached);
     }
 
     /// Records from now on which pages prompts can find. The caller must take the events.
@@ -206,6 +213,12 @@ impl Scheduler {
             None => None,
         };
         job.map_or(&[], |job| job.output())
+    }
+
+    /// Whether the request has a slot; None once it has ended.
+    pub fn is_running(&self, request: RequestId) -> Option<bool> {
+        let location = self.locations.get(&request)?;
+        Some(matches!(location, Location::Slot(_)))
     }
 
     /// Counts for the metrics.

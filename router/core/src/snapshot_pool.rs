@@ -174,6 +174,12 @@ impl SnapshotPool {
         }
     }
 
+    /// Nobody finds any snapshot any more.
+    pub(crate) fn unpublish_all(&mut self) {
+        let hashes: Vec<PageHash> = self.by_hash.keys().copied().collect();
+        hashes.into_iter().for_each(|hash| self.forget(hash));
+    }
+
     /// The device has lost all snapshots.
     pub(crate) fn forget_all(&mut self) {
         *self = Self::new(count(self.snapshots.len()));

@@ -268,13 +268,27 @@ impl EventLoop {
                 (Mail::GiveUp(why), _) => self.give_up(&why),
                 (Mail::Abort(stream), _) => self.abort(stream),
                 (Mail::StopString(request), Some(serving)) => serving.stop(request),
-                (Mail::StopString(_), None) => {}
+                (Mail::EndStream { stream, error }, _) => self.end_stream(stream, *error),
+                (Mail::FlushCache, Some(serving)) => serving.flush_cache(),
+                (Mail::Pause(is_paused), _) => self.pause(is_paused),
+                (Mail::ListRequests, serving) => {
+                    let listed = serving.map_or_else(Vec::new, |serving| serving.list_requests());
+                    self.own().listing.answer(listed);
+                }
+                (Mail::StopString(_) | Mail::FlushCache, None) => {}
             }
         }
     }
 
+    /// A drain is never paused: what waits for a step would wait for ever.
+    fn pause(&self, is_paused: bool) {
+        let is_paused = is_paused && !self.is_draining;
+        self.own().status.set_paused(is_paused);
+    }
+
     fn drain(&mut self) {
         self.is_draining = true;
+        self.pause(false);
         match self.stage {
             Stage::Serving(_) if self.is_formed() => self.own().status.enter(Phase::Draining),
             _ if self.is_recovering() => self.own().status.enter(Phase::Draining),
@@ -332,7 +346,7 @@ impl EventLoop {
             return self.vote();
         }
         let now = self.checked_at;
-        if self.output_waits() {
+        if self.output_waits() || self.own().status.is_paused() {
             return;
         }
         let Stage::Serving(serving) = &mut self.stage else {

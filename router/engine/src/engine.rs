@@ -116,6 +116,7 @@ impl Engine {
         let (load, capture) = settings.start_timeouts();
         let timeouts = timeouts.with_start(load, capture);
         let model = ModelText::load(&settings.model, settings.served_model_name.as_deref())?;
+        let model = settings.generation.apply(model)?;
         let model = Arc::new(settings.template.apply(model)?);
         let max_model_len = settings.model_len(model.context_length())?;
         let num_pages = settings.pages.num_pages.unwrap_or(MOST_PAGES);
@@ -341,6 +342,45 @@ impl Engine {
     pub fn give_up(&self, replica: u32, why: &str) {
         let mailbox = &self.shared.replica(replica).mailbox;
         mailbox.put(Mail::GiveUp(why.to_owned()));
+    }
+
+    /// Ends a stream for an operator: its client reads that. Unknown or ended streams are fine.
+    pub fn end_stream(&self, stream: StreamId) {
+        let error = ApiError::ended_by_operator();
+        if self.text.forget(stream) {
+            if self.shared.leave_pending(stream) {
+                self.shared.output_queue.put_error(stream, &error);
+            }
+        } else {
+            self.shared.end_stream(stream, error);
+        }
+    }
+
+    /// Prompts find nothing of what was computed before. Requests that run go on.
+    pub fn flush_cache(&self) {
+        self.shared.tell_all(&Mail::FlushCache);
+    }
+
+    /// Plans no step until it is called again with false. Requests are taken and wait.
+    pub fn pause(&self, is_paused: bool) {
+        self.shared.tell_all(&Mail::Pause(is_paused));
+    }
+
+    /// JSON of all requests that replicas have; None if a driver has not answered in time.
+    pub fn list_requests(&self) -> Option<Vec<u8>> {
+        let mut all = Vec::new();
+        for replica in self.shared.replicas() {
+            let listed = replica
+                .listing
+                .read(|| replica.mailbox.put(Mail::ListRequests))?;
+            all.extend(listed);
+        }
+        Some(serde_json::to_vec(&all).expect("numbers always encode"))
+    }
+
+    /// Changes the level of the engine's log lines: `debug`, `info`, `warning` or `error`; false for another word.
+    pub fn set_log_level(&self, level: &str) -> bool {
+        logging::set_level(level)
     }
 
     /// Rejects new requests, finishes those under way, and shuts the ranks down; ends in `stopped`.

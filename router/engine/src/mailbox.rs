@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::{io, mem};
 
 use plait_core::RequestId;
+use plait_openai::ApiError;
 
 use crate::output_queue::StreamId;
 use crate::wakeup::Wakeup;
@@ -26,6 +27,19 @@ pub enum Mail {
     Restart,
     /// No new ranks will come, for this reason.
     GiveUp(String),
+    /// A stream ends with this error, though its client still reads.
+    EndStream {
+        /// Which stream.
+        stream: StreamId,
+        /// What its client reads.
+        error: Box<ApiError>,
+    },
+    /// No prompt that is admitted from now on finds what was computed before.
+    FlushCache,
+    /// Plan no step, or plan steps again.
+    Pause(bool),
+    /// Say which requests there are.
+    ListRequests,
     /// Finish the running requests, then shut the ranks down.
     Drain,
     /// End now.
@@ -33,7 +47,7 @@ pub enum Mail {
 }
 
 /// Mail for the driver, and the eventfd that wakes it. Its length is bounded: one abort a stream, one stop
-/// string a request, one end a rank, one restart a loss.
+/// string a request, one end a rank, one restart a loss, and what operators ask for.
 #[derive(Debug)]
 pub struct Mailbox {
     mail: Mutex<Vec<Mail>>,

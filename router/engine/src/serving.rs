@@ -17,10 +17,12 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::clock::{micros, since};
+use crate::deadlines::{DeadlineSettings, Deadlines};
 use crate::first_uses::FirstUses;
 use crate::group::GroupStepTimes;
 use crate::intake::Admission;
 use crate::kv_events::KvEventQueue;
+use crate::listing::ListedRequest;
 use crate::live_request::LiveRequest;
 use crate::masks::{MaskAnswers, MaskJobs};
 use crate::metrics::{Ending, Rejection};
@@ -39,6 +41,8 @@ pub struct ServingConfig {
     pub credit: usize,
     /// Tokens of the vocabulary.
     pub vocab_size: u32,
+    /// How long requests may take.
+    pub deadlines: DeadlineSettings,
     /// Limits on waiting.
     pub timeouts: Timeouts,
     /// What all replicas share.
@@ -66,6 +70,7 @@ pub struct PlannedStep {
 }
 
 /// A replica from its first plan to its end.
+// budget: all that the driver knows of a replica that serves
 pub struct Serving {
     scheduler: Scheduler,
     config: ServingConfig,
@@ -82,6 +87,7 @@ pub struct Serving {
     outputs: Vec<Output>,
     events: Vec<StreamEvent>,
     masks: MaskAnswers,
+    deadlines: Deadlines,
     /// The log says that decoding alone misses the ITL target.
     has_warned: bool,
     kv_events: Vec<KvEvent>,
@@ -103,6 +109,7 @@ impl Serving {
         );
         Ok(Self {
             scheduler,
+            deadlines: Deadlines::new(config.deadlines),
             config,
             masks,
             writer: PlanWriter::default(),
@@ -196,6 +203,63 @@ impl Serving {
             self.events.push(StreamEvent::Forget(stream));
             self.end_requests(&requests, Event::Abort);
         }
+    }
+
+    /// Ends a stream with an error that its client reads.
+    pub fn end_stream(&mut self, stream: StreamId, error: ApiError) {
+        if let Some(requests) = self.forget(stream) {
+            self.events.push(StreamEvent::Fail { stream, error });
+            self.end_requests(&requests, Event::Abort);
+        }
+    }
+
+    /// When requests that take too long are looked for next; None if there are none, or nothing bounds them.
+    pub fn next_look_for_late(&self) -> Option<Micros> {
+        let is_empty = self.requests.is_empty();
+        self.deadlines.next_look().filter(|_| !is_empty)
+    }
+
+    /// Ends the streams of requests that take too long.
+    pub fn end_late(&mut self, now: Micros) {
+        if !self.deadlines.is_due(now) {
+            return;
+        }
+        let late = self.requests.values().filter_map(|live| {
+            let error = self.deadlines.passed_by(live, now)?;
+            Some((live.stream, error))
+        });
+        let late: Vec<_> = late.collect();
+        for (stream, error) in late {
+            self.end_stream(stream, error);
+        }
+    }
+
+    /// Prompts find nothing of what was computed before.
+    pub fn flush_cache(&mut self) {
+        let flushed = self.scheduler.advance(Event::FlushCache, &mut self.outputs);
+        flushed.expect("only results can be unexpected");
+    }
+
+    /// All requests that have not ended, in the order in which they came.
+    pub fn list_requests(&self) -> Vec<ListedRequest> {
+        let now = self.config.shared.clock.now();
+        let listed = self.requests.iter().filter_map(|(request, live)| {
+            let running = self.scheduler.is_running(*request)?;
+            Some((
+                *request,
+                ListedRequest {
+                    stream: live.stream,
+                    replica: self.config.own.number,
+                    running,
+                    prompt_tokens: self.scheduler.prompt_len(*request)?,
+                    output_tokens: self.scheduler.output(*request).len(),
+                    seconds: since(live.received, now).as_secs_f64(),
+                },
+            ))
+        });
+        let mut listed: Vec<_> = listed.collect();
+        listed.sort_by_key(|(request, _)| *request);
+        listed.into_iter().map(|(_, listed)| listed).collect()
     }
 
     /// Ends a request at a stop string.

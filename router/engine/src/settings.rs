@@ -10,7 +10,9 @@ use plait_text::{ChosenFormats, ModelText, RESERVED_NAMES, ReasoningFormat, Tool
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::deadlines::DeadlineSettings;
 use crate::engine::StartError;
+use crate::generation_settings::GenerationSettings;
 use crate::group::{
     CapturedGraphs, ClientKeys, GroupProblem, GroupSettings, GroupTimeouts, Key, MAX_REPLICAS,
     Role, ServerKeys,
@@ -69,6 +71,12 @@ pub struct EngineSettings {
     pub kv_events: Option<KvEventsSettings>,
     /// Key of the pages' hashes; None draws one.
     pub hash_key: Option<HashKey>,
+    /// Where sampling defaults come from.
+    #[serde(default)]
+    pub generation: GenerationSettings,
+    /// How long requests may take.
+    #[serde(default)]
+    pub deadlines: DeadlineSettings,
 }
 
 /// The JSON of `plait.settings.TemplateSettings`.
@@ -357,6 +365,11 @@ pub enum SettingsProblem {
         "--chat-template-kwargs is {0:?}, where a JSON object of the template's own variables is allowed: {1}; correct it"
     )]
     TemplateKwargs(String, String),
+    /// Overrides of sampling defaults that are none.
+    #[error(
+        "--override-generation-config is {0:?}, where a JSON object of sampling fields is allowed: {1}; correct it"
+    )]
+    GenerationConfig(String, String),
     /// A parser of answers that does not exist.
     #[error("{flag} is {given:?}, where {allowed} and none are allowed; name one, or leave it out")]
     Parser {

@@ -4,10 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use plait_core::Availability;
+use plait_openai::ApiError;
 use plait_proto::{ExitCode, Fingerprint};
 
 use crate::clock::Clock;
 use crate::link::Link;
+use crate::listing::Listing;
 use crate::mailbox::{Mail, Mailbox};
 use crate::metrics::{EngineMetrics, Metrics, Rejection};
 use crate::moved_stream::{MovedStream, MovedStreams};
@@ -62,6 +64,8 @@ pub struct ReplicaShared {
     pub status: Arc<ReplicaStatus>,
     /// Its counters and histograms.
     pub metrics: Arc<Metrics>,
+    /// Its requests, for operators who ask.
+    pub listing: Listing,
     /// Of ranks that are about to start.
     next_ranks: Mutex<Option<NextRanks>>,
 }
@@ -107,6 +111,7 @@ impl Shared {
                 output_is_full: AtomicBool::new(false),
                 status: status.replica(number).clone(),
                 metrics: metrics.replica(number).clone(),
+                listing: Listing::default(),
                 next_ranks: Mutex::default(),
             }))
         };
@@ -166,6 +171,15 @@ impl Shared {
         }
     }
 
+    /// The same of an operator's end: its client reads the error.
+    pub fn end_elsewhere(&self, stream: StreamId, replica: u32, error: ApiError) {
+        if self.routes.replica_of(stream) != Some(replica) {
+            self.end_stream(stream, error);
+        } else if self.pending_streams.abort(stream) {
+            self.output_queue.put_error(stream, &error);
+        }
+    }
+
     /// Gives a stream to the driver of its target, or back if that has ended.
     pub fn hand_over(&self, moved: MovedStream) -> Result<(), MovedStream> {
         let target = self.replica(moved.target);
@@ -179,6 +193,18 @@ impl Shared {
         self.routes.set_availability(replica, availability);
         if availability == Availability::Open {
             self.wake_all();
+        }
+    }
+
+    /// Ends a stream with an error that its client reads; unknown or ended streams are fine.
+    pub fn end_stream(&self, stream: StreamId, error: ApiError) {
+        if self.pending_streams.abort(stream) {
+            self.output_queue.put_error(stream, &error);
+        } else if let Some(replica) = self.routes.replica_of(stream) {
+            let error = Box::new(error);
+            self.replica(replica)
+                .mailbox
+                .put(Mail::EndStream { stream, error });
         }
     }
 

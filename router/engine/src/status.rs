@@ -106,6 +106,8 @@ pub struct ReplicaStatus {
     idle: AtomicBool,
     stuck: AtomicBool,
     late: AtomicBool,
+    /// No step is planned.
+    paused: AtomicBool,
     /// When the driver counts as hung.
     watchdog_deadline: AtomicU64,
 }
@@ -139,6 +141,7 @@ struct ReplicaReport {
     idle: bool,
     stuck: bool,
     late: bool,
+    paused: bool,
     hung: bool,
     down: bool,
     losses: u32,
@@ -166,6 +169,7 @@ impl ReplicaStatus {
             idle: AtomicBool::new(true),
             stuck: AtomicBool::new(false),
             late: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
             watchdog_deadline: AtomicU64::new(u64::MAX),
         }
     }
@@ -273,6 +277,19 @@ impl ReplicaStatus {
         self.late.swap(late, Ordering::Relaxed) != late
     }
 
+    /// Whether an operator has paused it: it plans no step.
+    pub fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Relaxed)
+    }
+
+    /// An operator pauses it, or lets it go on.
+    pub fn set_paused(&self, paused: bool) {
+        if self.paused.swap(paused, Ordering::Relaxed) != paused {
+            let now = if paused { "paused" } else { "going on" };
+            tracing::info!("{} is {now}", self.name);
+        }
+    }
+
     /// Sets when the driver counts as hung; None never, for it waits on others only.
     pub fn set_watchdog_deadline(&self, time: Option<Micros>) {
         let time = time.map_or(u64::MAX, |time| time.0);
@@ -292,6 +309,7 @@ impl ReplicaStatus {
             idle: self.idle.load(Ordering::Relaxed),
             stuck: self.stuck.load(Ordering::Relaxed),
             late: self.late.load(Ordering::Relaxed),
+            paused: self.is_paused(),
             hung: self.watchdog_deadline.load(Ordering::Relaxed) < now.0,
             ranks: standing.num_ranks_ready,
             device: standing.device,
@@ -418,6 +436,7 @@ impl StatusBoard {
             idle: all(|it| it.idle),
             stuck: all(|it| it.stuck),
             late: all(|it| it.late),
+            paused: all(|it| it.paused),
             hung: all(|it| it.hung),
             down,
             losses: replicas.iter().map(|it| it.losses).sum(),

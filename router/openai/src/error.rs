@@ -78,6 +78,28 @@ impl ApiError {
         }
     }
 
+    /// It took longer than a request may (504); `what` says which limit was passed.
+    pub fn deadline(what: impl Into<String>) -> Self {
+        Self {
+            retry_after_seconds: None,
+            code: Some("deadline_exceeded"),
+            ..Self::timed_out(what)
+        }
+    }
+
+    /// An operator ended it (410, which clients do not try again by themselves).
+    pub fn ended_by_operator() -> Self {
+        Self {
+            status: 410,
+            retry_after_seconds: None,
+            message: "the server's operator ended this request; ask the operator before you send it again"
+                .to_owned(),
+            kind: "request_ended",
+            param: None,
+            code: Some("ended_by_operator"),
+        }
+    }
+
     /// It waited too long in the queue (504): the client may come again.
     fn timed_out(message: impl Into<String>) -> Self {
         Self {

@@ -115,6 +115,24 @@ class Engine:
     def give_up(self, replica: int, why: str) -> None:
         """Let a replica that is `down` become `failed`: no ranks will start."""
 
+    def end_stream(self, stream: int) -> None:
+        """End a stream for an operator: its client reads an error. Unknown and ended streams are ignored."""
+
+    def flush_cache(self) -> None:
+        """Let no prompt that comes from now on find what was computed before."""
+
+    def pause(self, is_paused: bool) -> None:
+        """Plan no step, or plan steps again. Requests are taken meanwhile, and wait."""
+
+    def list_requests(self) -> bytes | None:
+        """JSON: `[{stream, replica, running, prompt_tokens, output_tokens, seconds}]`, one for each choice.
+
+        Waits up to 2 s for each replica; None if one has not answered. Call it on a thread of its own.
+        """
+
+    def set_log_level(self, level: str) -> None:
+        """Change the level of the engine's lines; raises `ValueError` for another word than four."""
+
     def drain(self) -> None:
         """Reject new requests, finish those in flight, then stop the workers. Ends in `stopped`."""
 

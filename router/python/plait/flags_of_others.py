@@ -27,7 +27,7 @@ STAND_INS: dict[str, str] = {
     "--model": _MODEL,
     "--model-path": _MODEL,
     "--api-key": _KEY_FILE,
-    "--admin-api-key": _KEY_FILE,
+    "--admin-api-key": "write the keys into a file and give --admin-key-file, with --admin-port",
     "--pipeline-parallel-size": _PIPELINE,
     "--pp-size": _PIPELINE,
     "--pp": _PIPELINE,

@@ -12,7 +12,11 @@ import msgspec
 from msgspec import Meta
 from plait_proto import FAMILIES
 
+from plait.admin_settings import AdminSettings
+from plait.deadline_settings import DeadlineSettings
+from plait.generation_settings import GenerationSettings
 from plait.hub_settings import HubSettings
+from plait.kv_events_settings import KvEventsSettings
 from plait.log_settings import LogSettings
 from plait.metrics_settings import MetricsSettings
 from plait.proxy_settings import ProxySettings
@@ -385,26 +389,6 @@ class KvCacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     v_scale: Annotated[KvScale, Setting("FP8 KV-cache scale for values (value = stored * scale)")] = 1.0
 
 
-class KvEventsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """KV events."""
-
-    kv_events_endpoint: Annotated[
-        str | None,
-        Setting(
-            "ZeroMQ address at which to publish which pages are cached: tcp://127.0.0.1:PORT or ipc://PATH",
-            unset="nothing is published",
-        ),
-    ] = None
-    kv_events_replay_endpoint: Annotated[
-        str | None, Setting("ZeroMQ address at which listeners ask for all cached pages", unset="none")
-    ] = None
-    kv_events_topic: Annotated[str, Setting("first frame of each message with KV events")] = ""
-    kv_events_public: Annotated[
-        bool,
-        Setting("let the addresses of KV events be ones that others reach, who can then read every prompt's tokens"),
-    ] = False
-
-
 class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Processes."""
 
@@ -547,11 +531,14 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: one f
 
     http: HttpSettings = HttpSettings()
     tls: TlsSettings = TlsSettings()
+    admin: AdminSettings = AdminSettings()
     proxy: ProxySettings = ProxySettings()
     model: ModelSettings = ModelSettings()
     hub: HubSettings = HubSettings()
     pooling: PoolingSettings = PoolingSettings()
     template: TemplateSettings = TemplateSettings()
+    generation: GenerationSettings = GenerationSettings()
+    deadlines: DeadlineSettings = DeadlineSettings()
     device: DeviceSettings = DeviceSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     pages: PageSettings = PageSettings()
@@ -667,6 +654,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: ever
     kv_events: KvEventsSettings
     hash_key: str | None
     """Key of the pages' hashes, 32 hexadecimal digits. None: random."""
+    generation: GenerationSettings = GenerationSettings()
+    deadlines: DeadlineSettings = DeadlineSettings()
 
 
 def _default_text_threads() -> int:
@@ -705,4 +694,6 @@ def engine_settings(
         remote_workers=remote_workers,
         kv_events=settings.kv_events,
         hash_key=hash_key,
+        generation=settings.generation,
+        deadlines=settings.deadlines,
     )

@@ -111,6 +111,32 @@ impl Engine {
         self.0.give_up(replica, why);
     }
 
+    fn end_stream(&self, stream: u64) {
+        self.0.end_stream(stream);
+    }
+
+    fn flush_cache(&self) {
+        self.0.flush_cache();
+    }
+
+    fn pause(&self, is_paused: bool) {
+        self.0.pause(is_paused);
+    }
+
+    fn list_requests<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        let listed = py.detach(|| self.0.list_requests())?;
+        Some(PyBytes::new(py, &listed))
+    }
+
+    fn set_log_level(&self, level: &str) -> PyResult<()> {
+        if self.0.set_log_level(level) {
+            return Ok(());
+        }
+        Err(PyValueError::new_err(format!(
+            "the log level is {level:?}; allowed: debug, info, warning, error"
+        )))
+    }
+
     fn drain(&self) {
         self.0.drain();
     }

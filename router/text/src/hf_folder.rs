@@ -129,6 +129,14 @@ pub(crate) fn read(folder: &Path) -> Result<TextFiles, ModelFilesError> {
     })
 }
 
+/// The sampling defaults of the folder's generation_config.json, which must be there.
+pub(crate) fn generation_defaults(folder: &Path) -> Result<SamplingFields, ModelFilesError> {
+    let generation: GenerationConfig = read_json(folder, GENERATION_CONFIG)?;
+    generation
+        .defaults()
+        .map_err(|problem| ModelFilesError::new(folder.join(GENERATION_CONFIG), problem))
+}
+
 /// The folder's files, and what the tokenizer's configuration has for those that are not there.
 fn read_templates(
     folder: &Path,

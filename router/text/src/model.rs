@@ -120,6 +120,19 @@ impl ModelText {
         self
     }
 
+    /// The model with the sampling defaults of this folder's generation_config.json rather than its own.
+    pub fn with_generation_folder(mut self, folder: &Path) -> Result<Self, ModelFilesError> {
+        self.facts.defaults = hf_folder::generation_defaults(folder)?;
+        Ok(self)
+    }
+
+    /// The model with these sampling defaults rather than its own.
+    #[must_use]
+    pub fn with_generation_defaults(mut self, defaults: SamplingFields) -> Self {
+        self.facts.defaults = defaults;
+        self
+    }
+
     /// How the model writes thoughts and tool calls.
     pub fn formats(&self) -> Formats {
         self.formats

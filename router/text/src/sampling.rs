@@ -85,6 +85,20 @@ impl SamplingFields {
         })
     }
 
+    /// These fields, and of `others` those that are not given here.
+    #[must_use]
+    pub fn filled_from(self, others: &Self) -> Self {
+        Self {
+            temperature: self.temperature.or(others.temperature),
+            top_p: self.top_p.or(others.top_p),
+            top_k: self.top_k.or(others.top_k),
+            min_p: self.min_p.or(others.min_p),
+            presence_penalty: self.presence_penalty.or(others.presence_penalty),
+            frequency_penalty: self.frequency_penalty.or(others.frequency_penalty),
+            repetition_penalty: self.repetition_penalty.or(others.repetition_penalty),
+        }
+    }
+
     /// What the worker gets: these fields, else the model's, else OpenAI's defaults. The caller sets the
     /// seed and the log-probabilities.
     pub fn or(&self, model: &Self) -> SamplingParams {

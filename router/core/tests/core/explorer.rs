@@ -1,4 +1,5 @@
-//! Every schedule of three requests on four pages: all orders of arrivals, plans, results, aborts and losses.
+//! Every schedule of three requests on four pages: all orders of arrivals, plans, results, aborts,
+//! flushes and losses.
 //!
 //! States that differ in numbers only (steps, times, which page is which) are visited once. A state
 //! that comes back on its own path would be a livelock; one in which nothing can happen, a deadlock.
@@ -20,6 +21,7 @@ enum Action {
     Complete,
     Abort(RequestId),
     Lose,
+    Flush,
 }
 
 /// The constants of one exploration.
@@ -39,6 +41,25 @@ struct Case {
     num_late: usize,
     /// Times at which all ranks are lost.
     num_losses: usize,
+    /// Times at which the prefix cache is flushed.
+    num_flushes: usize,
+}
+
+impl Case {
+    /// Nobody goes first, leaves or is lost.
+    fn new((settings, depth): (Settings, usize), requests: [(u32, u32); 3]) -> Self {
+        Self {
+            settings,
+            requests,
+            depth,
+            num_aborts: 0,
+            priority: 0,
+            num_choices: 1,
+            num_late: 0,
+            num_losses: 0,
+            num_flushes: 0,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,6 +92,7 @@ impl Explorer {
             self.num_aborted(),
             self.num_late(),
             self.num_lost(),
+            self.num_flushed(),
             &harness.masks,
         );
         let state = fingerprint(harness) + &format!("{counts:?}");
@@ -120,6 +142,9 @@ impl Explorer {
         if self.num_lost() < self.case.num_losses && !harness.clients.is_empty() {
             actions.push(Action::Lose);
         }
+        if self.num_flushed() < self.case.num_flushes && !harness.clients.is_empty() {
+            actions.push(Action::Flush);
+        }
         if self.num_aborted() < self.case.num_aborts {
             let alive = harness
                 .clients
@@ -136,6 +161,10 @@ impl Explorer {
 
     fn num_lost(&self) -> usize {
         self.count(|action| matches!(action, Action::Lose))
+    }
+
+    fn num_flushed(&self) -> usize {
+        self.count(|action| matches!(action, Action::Flush))
     }
 
     fn num_late(&self) -> usize {
@@ -163,6 +192,7 @@ fn act(harness: &mut Harness, action: Action, case: &Case) -> bool {
         Action::Complete => drop(harness.complete()),
         Action::Abort(request) => drop(harness.abort(request)),
         Action::Lose => drop(harness.lose()),
+        Action::Flush => harness.flush(),
         Action::Submit => {
             let (num_prompt, max_tokens) = case.requests[harness.clients.len()];
             let is_first = harness.clients.is_empty();
@@ -299,14 +329,9 @@ fn explore(
                     let requests = [*first, *second, *third];
                     let settings = settings.clone();
                     num_states += Explorer::explore(Case {
-                        settings,
-                        requests,
-                        depth,
                         num_aborts,
                         priority,
-                        num_choices: 1,
-                        num_late: 0,
-                        num_losses: 0,
+                        ..Case::new((settings, depth), requests)
                     });
                 }
             }
@@ -326,14 +351,9 @@ fn explore_choices(
         for first in lengths {
             for last in lengths {
                 num_states += Explorer::explore(Case {
-                    settings: settings.clone(),
-                    requests: [*first, *first, *last],
-                    depth,
                     num_aborts,
-                    priority: 0,
                     num_choices: if first == last { 3 } else { 2 },
-                    num_late: 0,
-                    num_losses: 0,
+                    ..Case::new((settings.clone(), depth), [*first, *first, *last])
                 });
             }
         }
@@ -427,14 +447,8 @@ fn no_late_mask_gets_requests_with_slot_state_stuck() {
     let mut num_states = 0;
     for (settings, depth) in with_slot_state() {
         num_states += Explorer::explore(Case {
-            settings,
-            requests: [(3, 4), (3, 4), (5, 3)],
-            depth,
-            num_aborts: 0,
-            priority: 0,
-            num_choices: 1,
             num_late: 1,
-            num_losses: 0,
+            ..Case::new((settings, depth), [(3, 4), (3, 4), (5, 3)])
         });
     }
     assert!(num_states > 10_000, "only {num_states} states");
@@ -472,18 +486,32 @@ fn no_loss_at_any_time_gets_anybody_stuck() {
     for (settings, depth) in keeping_prefixes() {
         for requests in [[(3, 4), (5, 3), (1, 6)], [(6, 2), (4, 0), (3, 4)]] {
             num_states += Explorer::explore(Case {
-                settings: settings.clone(),
-                requests,
-                depth,
-                num_aborts: 0,
-                priority: 0,
-                num_choices: 1,
-                num_late: 0,
                 num_losses: 1,
+                ..Case::new((settings.clone(), depth), requests)
             });
         }
     }
     assert!(num_states > 20_000, "only {num_states} states");
+}
+
+/// The prefix cache is flushed at any moment: while choices share pages, while others wait for a page's row, between
+/// a lookup and its plan.
+#[test]
+fn no_flush_at_any_time_gets_anybody_stuck() {
+    let mut num_states = 0;
+    let kept = keeping_prefixes().into_iter().chain(cache_aware());
+    let all = kept.chain(with_slot_state()).chain(all_settings());
+    // Every fifth of these four dozen has each switch and each limit.
+    for (settings, depth) in all.step_by(5) {
+        for (requests, num_choices) in [([(3, 4), (6, 2), (6, 2)], 1), ([(5, 2); 3], 2)] {
+            num_states += Explorer::explore(Case {
+                num_choices,
+                num_flushes: 1,
+                ..Case::new((settings.clone(), depth), requests)
+            });
+        }
+    }
+    assert!(num_states > 3_000, "only {num_states} states");
 }
 
 /// Masks of two requests that come before or after any result, and not at all for one that is aborted.
@@ -494,14 +522,8 @@ fn no_late_mask_gets_anybody_stuck() {
         for requests in [[(3, 4), (3, 4), (5, 3)], [(1, 6), (6, 2), (3, 3)]] {
             let settings = settings.clone();
             num_states += Explorer::explore(Case {
-                settings,
-                requests,
-                depth,
-                num_aborts: 0,
-                priority: 0,
-                num_choices: 1,
                 num_late: 2,
-                num_losses: 0,
+                ..Case::new((settings, depth), requests)
             });
         }
     }

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use plait_core::{
-    Event, FinishReason, Micros, Output, Plan, Policy, PrefillRow, Refusal, RequestId, Scheduler,
-    Settings, SlotId, SnapshotId, StepId, StepResult, TokenId,
+    Event, FinishReason, Micros, Output, PageId, Plan, Policy, PrefillRow, Refusal, RequestId,
+    Scheduler, Settings, SlotId, SnapshotId, StepId, StepResult, TokenId,
 };
 
 use crate::fake_device::{Computed, FakeDevice, Page, appended};
@@ -65,6 +65,8 @@ pub struct Harness {
     pub masks: Masks,
     /// Requests whose rows compute NaN from now on.
     pub failing: BTreeSet<RequestId>,
+    /// Pages that were computed before the last flush and have not been written again.
+    flushed: BTreeSet<Page>,
 }
 
 impl Harness {
@@ -80,6 +82,7 @@ impl Harness {
             measures: true,
             masks: Masks::default(),
             failing: BTreeSet::new(),
+            flushed: BTreeSet::new(),
             settings,
         }
     }
@@ -251,6 +254,7 @@ impl Harness {
         self.device = FakeDevice::new(&self.settings);
         self.device.seeds = seeds;
         self.slots.clear();
+        self.flushed.clear();
         self.masks.forget_steps();
         for (request, client) in &mut self.clients {
             client.num_reported = client.num_received;
@@ -335,6 +339,22 @@ impl Harness {
 
     pub fn stop(&mut self, request: RequestId) -> Vec<Output> {
         self.end(Event::Stop(request), request, FinishReason::Stop)
+    }
+
+    /// Nobody finds any page or snapshot, whoever keeps it.
+    pub fn flush(&mut self) {
+        assert_eq!(self.advance(Event::FlushCache), []);
+        for kind in 0..self.num_kinds() {
+            assert_eq!(self.scheduler.page_counts(kind).cached, 0);
+            let pages = (0..self.num_pages(kind)).map(|page| (kind, PageId(page)));
+            let computed = pages.filter(|page| self.device.is_full(*page));
+            self.flushed.extend(computed);
+        }
+        assert_eq!(self.scheduler.stats().snapshots.findable, 0);
+        for step in &self.in_flight {
+            // Pages that are published with the result of their step.
+            self.flushed.retain(|page| !step.named.contains_key(page));
+        }
     }
 
     /// Runs with up to `depth` steps in flight until all is done.
@@ -572,6 +592,7 @@ impl Harness {
             if hits.contains(&(slot, page)) {
                 continue;
             }
+            self.flushed.remove(&page);
             assert!(taken.insert(page), "{page:?} is in two leases");
             let named_for = self
                 .in_flight
@@ -638,6 +659,10 @@ impl Harness {
         assert!(
             hits.iter().all(|(_, page)| self.device.is_full(*page)),
             "a page was published before its step was sent: {plan:?}"
+        );
+        assert!(
+            hits.iter().all(|(_, page)| !self.flushed.contains(page)),
+            "a page was found behind a flush: {plan:?}"
         );
         hits
     }

@@ -1,6 +1,6 @@
 //! Claims about the prefix cache: which pages are found, and which are evicted.
 
-use plait_core::{RequestId, Settings, StepResult};
+use plait_core::{Event, RequestId, Settings, StepResult};
 
 use crate::fixtures::{chunks, decoded, harness, settings, step, with};
 use crate::harness::{Harness, Spec};
@@ -34,6 +34,21 @@ fn a_prompt_begins_after_the_pages_that_an_earlier_one_computed() {
         (counts.num_hit_tokens, counts.num_query_tokens),
         (8, 10 + 15)
     );
+    harness.run_to_the_end(1);
+}
+
+#[test]
+fn after_a_flush_prompts_find_nothing_and_running_requests_keep_their_pages() {
+    let mut harness = harness(cached(), [(10, 2)]);
+    harness.run_to_the_end(1);
+    harness.submit(Spec::new(15, 6)).unwrap();
+    assert_eq!(step(&mut harness).new_slots[0].num_cached, 8);
+    let flushed = harness.scheduler.advance(Event::FlushCache, &mut vec![]);
+    flushed.unwrap();
+    assert_eq!(harness.scheduler.page_counts(0).cached, 0);
+    harness.run_to_the_end(1);
+    harness.submit(Spec::new(15, 2)).unwrap();
+    assert_eq!(step(&mut harness).new_slots[0].num_cached, 0);
     harness.run_to_the_end(1);
 }
 

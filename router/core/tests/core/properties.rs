@@ -1,4 +1,4 @@
-//! The invariants under random settings, arrivals, delays, aborts, stops and losses of all ranks.
+//! The invariants under random settings, arrivals, delays, aborts, stops, flushes and losses of all ranks.
 
 use plait_core::{
     HashSeed, PageSettings, Plan, Policy, PooledTokens, RuntimeSettings, SchedulerSettings,
@@ -22,6 +22,7 @@ pub enum Action {
     Abort(usize),
     Stop(usize),
     Lose,
+    Flush,
 }
 
 prop_compose! {
@@ -93,6 +94,7 @@ pub fn any_action() -> impl Strategy<Value = Action> {
         1 => any::<usize>().prop_map(Action::Abort),
         1 => any::<usize>().prop_map(Action::Stop),
         1 => Just(Action::Lose),
+        1 => Just(Action::Flush),
     ]
 }
 
@@ -110,6 +112,7 @@ pub fn run(harness: &mut Harness, actions: &[Action], depth: usize) -> Vec<Plan>
             }
             Action::Stop(index) => drop(pick(harness, *index).map(|request| harness.stop(request))),
             Action::Lose => drop(harness.lose()),
+            Action::Flush => harness.flush(),
             Action::Plan | Action::Complete => {}
         }
     }

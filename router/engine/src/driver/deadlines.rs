@@ -28,7 +28,10 @@ impl EventLoop {
         };
         let lost = self.lost.as_ref().map(|lost| lost.deadline);
         let group = self.driver.group.as_ref().and_then(Grouped::next_deadline);
-        stage.into_iter().chain(lost).chain(group).min()
+        // Those that wait for ranks have deadlines too.
+        let late = self.serving().and_then(Serving::next_look_for_late);
+        let all = stage.into_iter().chain(lost).chain(group).chain(late);
+        all.min()
     }
 
     /// When a step becomes overdue or is given up, or a heartbeat becomes late; only times to come.
@@ -48,10 +51,10 @@ impl EventLoop {
 
     /// When the next step is to be planned. A replica of a group waits for votes instead.
     fn next_plan_due(&self, serving: &Serving) -> Option<Micros> {
-        let is_alone = self.driver.group.is_none();
+        let is_planned = self.driver.group.is_none() && !self.own().status.is_paused();
         serving
             .next_plan_due()
-            .filter(|time| is_alone && *time > self.checked_at)
+            .filter(|time| is_planned && *time > self.checked_at)
     }
 
     /// When a step that was due at `deadline` is given up.
@@ -139,6 +142,9 @@ impl EventLoop {
 
     pub(super) fn check_deadlines(&mut self) {
         let now = self.checked_at;
+        if let Some(serving) = self.serving_mut() {
+            serving.end_late(now);
+        }
         if let Some(lost) = self.lost.take_if(|lost| lost.deadline <= now) {
             self.fail(ExitCode::RankLost, &lost.reason);
         }

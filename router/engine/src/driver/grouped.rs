@@ -69,17 +69,17 @@ impl Grouped {
     }
 
     /// Plans and votes if credit is left, and the group waits for a vote or has to hear of one. A replica whose
-    /// output waits plans nothing, but it votes.
+    /// output waits, or that is paused, plans nothing, but it votes.
     fn vote(
         &mut self,
         serving: &mut Serving,
-        output_waits: bool,
+        plans_nothing: bool,
         now: Micros,
     ) -> Result<(), GroupFailure> {
         if self.seat.awaits_decision() || !serving.has_credit() {
             return Ok(());
         }
-        let planned = if output_waits {
+        let planned = if plans_nothing {
             None
         } else {
             serving.plan_step(now)
@@ -127,7 +127,7 @@ impl EventLoop {
         let now = self.now();
         // Requests that arrived before this engine's drain are served; another engine's drain refuses them.
         let drains = self.is_draining && self.has_taken_all();
-        let output_waits = self.output_waits();
+        let plans_nothing = self.output_waits() || self.own().status.is_paused();
         let (Stage::Serving(serving), Some(group)) = (&mut self.stage, &mut self.driver.group)
         else {
             return;
@@ -135,7 +135,7 @@ impl EventLoop {
         if drains {
             serving.drain();
         }
-        if let Err(end) = group.vote(serving, output_waits, now) {
+        if let Err(end) = group.vote(serving, plans_nothing, now) {
             self.fail(end.code(), &end.to_string());
         }
     }
@@ -173,6 +173,7 @@ impl EventLoop {
     fn close_admission(&mut self) {
         if !std::mem::replace(&mut self.is_draining, true) {
             self.shared().pending_streams.close();
+            self.pause(false);
             self.own().status.enter(Phase::Draining);
         }
     }

@@ -1,6 +1,7 @@
 //! Streams of a replica without ranks go on in another one, where there is one that serves.
 
 use plait_core::Availability;
+use plait_openai::ApiError;
 
 use super::{EventLoop, Stage};
 use crate::metrics::Ending;
@@ -100,6 +101,17 @@ impl EventLoop {
         match self.serving_mut() {
             Some(serving) if serving.has(stream) => serving.abort(stream),
             _ => self.shared().abort_elsewhere(stream, self.own().number),
+        }
+    }
+
+    /// An operator ends the stream. It may have moved since the mail was sent.
+    pub(super) fn end_stream(&mut self, stream: StreamId, error: ApiError) {
+        match self.serving_mut() {
+            Some(serving) if serving.has(stream) => serving.end_stream(stream, error),
+            _ => {
+                let number = self.own().number;
+                self.shared().end_elsewhere(stream, number, error);
+            }
         }
     }
 

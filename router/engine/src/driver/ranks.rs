@@ -128,6 +128,7 @@ impl EventLoop {
             settings: settings.for_replica(*max_model_len, pools),
             credit: settings.scheduler.max_in_flight(),
             vocab_size: *vocab_size,
+            deadlines: settings.deadlines,
             timeouts: self.timeouts,
             shared: self.driver.shared.clone(),
             own: self.driver.own.clone(),

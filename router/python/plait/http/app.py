@@ -218,6 +218,8 @@ def readiness_problem(status: Status) -> str | None:
     """Why `/ready` answers 503, or None."""
     if status.phase == "draining":
         return f"the engine is draining; {_ADVICE['draining']}"
+    if status.paused:
+        return "an operator has paused the server; requests wait until it is resumed"
     return health_problem(status) or (
         "a worker's heartbeat is late; send requests to another server until it is back" if status.late else None
     )

@@ -62,7 +62,7 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True):
     num_snapshots: int
 
 
-class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):  # budget: the engine's JSON, field for field
     """One replica in `Engine.status()`, and all of them together; see `_router.pyi`."""
 
     phase: Phase
@@ -77,6 +77,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A rank's heartbeat is overdue."""
     hung: bool
     """The driver thread is a minute past its watchdog deadline."""
+    paused: bool = False
+    """An operator has paused it."""
     down: bool = False
     """The ranks were lost, and requests wait for others."""
     losses: int = 0

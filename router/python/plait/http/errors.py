@@ -39,11 +39,17 @@ ERRORS = {
     403: ErrorKind(
         "permission_error",
         ("origin_not_allowed",),
-        "A web page asks whose origin is not in --allowed-origins.",
+        "A web page asks whose origin is not in --allowed-origins, or one asks the admin listener.",
     ),
     404: ErrorKind(_INVALID, ("model_not_found",), "The model or the path does not exist."),
     405: ErrorKind(_INVALID, (), "The path does not take this method."),
     408: ErrorKind(_INVALID, (), "Headers or body did not arrive in time."),
+    409: ErrorKind(_INVALID, (), "The admin listener is asked for what a server that loads or drains does not do."),
+    410: ErrorKind(
+        "request_ended",
+        ("ended_by_operator",),
+        "An operator ended the request. Clients do not send it again by themselves.",
+    ),
     413: ErrorKind(_INVALID, (), "The body is too large."),
     429: ErrorKind(
         "rate_limit_error",
@@ -64,9 +70,9 @@ ERRORS = {
     ),
     504: ErrorKind(
         "timeout_error",
-        ("queue_timeout",),
-        "The request, or one of its prompts, waited longer than --max-queue-seconds. Retry-After says when the queue "
-        "should be shorter.",
+        ("queue_timeout", "deadline_exceeded"),
+        "The request, or one of its prompts, waited longer than --max-queue-seconds; Retry-After says when the queue "
+        "should be shorter. Or it passed a deadline of the server's (`deadline_exceeded`).",
     ),
 }
 

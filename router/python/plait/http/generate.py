@@ -15,7 +15,7 @@ from plait.http.errors import ApiError, Headers, body_for, error_body, error_eve
 from plait.http.identity import ClientIdentity
 from plait.http.key_terms import KeyTerms
 from plait.http.quotas import OverQuotaError, Quotas
-from plait.http.request_facts import also_told
+from plait.http.request_facts import also_told, caller_of
 from plait.http.streams import COMMENT, COMMENT_SECONDS, Data, Failure, Gone, OnUsed, Stream, Streams
 from plait.settings import HttpSettings
 
@@ -73,6 +73,7 @@ class GenerateRoute:
             request.tenant,
             may_hand_over=socket is not None,
             on_used=also_told(scope, on_used),
+            caller=caller_of(scope),
         )
         watch = asyncio.create_task(leave_with_client(receive, stream))
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plait.http.auth import ApiKeys
+from plait.http.auth import API_KEY_FLAG, ApiKeys
 from plait.http.key_terms import KeyTerms
 from plait.http.live_files import LiveFiles
 from plait.settings import Policy
@@ -18,14 +18,15 @@ _EOF = b"# EOF\n"
 class KeyFile(LiveFiles[ApiKeys]):
     """The keys of a file. A new state of it that cannot be used is refused, and the keys before it stay."""
 
-    def __init__(self, path: Path, policy: Policy) -> None:
+    def __init__(self, path: Path, policy: Policy, flag: str = API_KEY_FLAG) -> None:
         """Read it; raises `SettingsError` if it cannot be used."""
+        self._flag = flag
         self._path = path
         self._policy = policy
-        super().__init__("API keys", [path])
+        super().__init__("API keys" if flag == API_KEY_FLAG else "admin keys", [path])
 
     def read(self) -> ApiKeys:
-        return ApiKeys.from_file(self._path, self._policy)
+        return ApiKeys.from_file(self._path, self._policy, self._flag)
 
     def shown(self) -> str:
         return f"{len(self.value)} from {self._path}"

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
+
 import msgspec
 from starlette.types import Scope
 
-from plait.http.streams import OnUsed, Used
+from plait.http.identity import KEY
+from plait.http.key_terms import KeyTerms
+from plait.http.request_ids import REQUEST_ID
+from plait.http.streams import Caller, OnUsed, Used
+
+MAX_PATH_CHARACTERS = 256
 
 _FACTS = "plait.request_facts"
 
@@ -31,6 +39,18 @@ def collect_facts(scope: Scope) -> RequestFacts:
     """Facts that `also_told` fills in, further in."""
     scope[_FACTS] = facts = RequestFacts()
     return facts
+
+
+def key_name(scope: Scope) -> str:
+    """The key's name, or the beginning of its SHA-256; empty without a key."""
+    return KeyTerms.of(scope).name or (hashlib.sha256(scope[KEY]).hexdigest()[:8] if KEY in scope else "")
+
+
+def caller_of(scope: Scope) -> Caller:
+    """Whose request it is, for operators."""
+    request = scope.get(REQUEST_ID, b"").decode()
+    path = scope["path"][:MAX_PATH_CHARACTERS]
+    return Caller(id=request, path=path, key=key_name(scope), began=time.monotonic())
 
 
 def also_told(scope: Scope, on_used: OnUsed | None) -> OnUsed | None:

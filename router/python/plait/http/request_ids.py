@@ -8,6 +8,8 @@ import re
 from starlette.types import Scope
 
 NAME = b"x-request-id"
+REQUEST_ID = "plait.request_id"
+"""The scope's entry with the request's id."""
 MAX_REQUEST_ID_BYTES = 128
 _TAKEN = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,%d}" % MAX_REQUEST_ID_BYTES)
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from datetime import datetime
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plait.http.identity import KEY
-from plait.http.key_terms import KeyTerms
-from plait.http.request_facts import RequestFacts, collect_facts
-from plait.http.request_ids import NAME, request_id
+from plait.http.request_facts import MAX_PATH_CHARACTERS, RequestFacts, collect_facts, key_name
+from plait.http.request_ids import NAME, REQUEST_ID, request_id
 from plait.output import forward_to_stderr
-
-_MAX_PATH_CHARACTERS = 256
 
 
 class Identified:
@@ -29,7 +24,8 @@ class Identified:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = _Answer(request_id(scope), send)
+        scope[REQUEST_ID] = request_id(scope)
+        answer = _Answer(scope[REQUEST_ID], send)
         facts = collect_facts(scope) if self._logs_requests else None
         try:
             await self._app(scope, receive, answer.send)
@@ -64,10 +60,10 @@ class _Answer:
         """What the log says: no body, no query, no key. `key` is the key's name, or the beginning of its SHA-256."""
         now = datetime.now().strftime("%Y-%m-%d %H:%M:%S,%f")[:-3]
         head = "-" if self._head_after is None else f"{self._head_after:.3f}"
-        key = KeyTerms.of(scope).name or (hashlib.sha256(scope[KEY]).hexdigest()[:8] if KEY in scope else "-")
+        key = key_name(scope) or "-"
         return (
             f"{now} INFO http: request_id={self._request.decode()} method={scope['method']} "
-            f"path={json.dumps(scope['path'][:_MAX_PATH_CHARACTERS])} status={self._status or '-'} "
+            f"path={json.dumps(scope['path'][:MAX_PATH_CHARACTERS])} status={self._status or '-'} "
             f"end={'whole' if self._is_whole else 'cut_off'} head_seconds={head} "
             f"seconds={time.monotonic() - self._began:.3f} {facts.shown()} key={key}\n"
         )

@@ -67,6 +67,17 @@ class Used(msgspec.Struct, frozen=True):
     """Why the last choice ended: `stop`, `length`, `abort` or `error`."""
 
 
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose stream it is, for operators."""
+
+    id: str
+    """The request's X-Request-Id."""
+    path: str
+    key: str
+    began: float
+    """On the monotonic clock."""
+
+
 OnUsed = Callable[[Used], None]
 """Takes what a stream used that has ended."""
 
@@ -201,6 +212,8 @@ class Streams:
         self._open: dict[int, Stream] = {}
         self._awaited: dict[int, OnUsed] = {}
         """Who is told of an open stream's tokens."""
+        self._callers: dict[int, Caller] = {}
+        """Of open streams that generate."""
         self._left: dict[int, OnUsed] = {}
         """The same of streams that were closed before their end."""
         self._next_id = 1
@@ -217,7 +230,13 @@ class Streams:
         loop.remove_reader(self._engine.event_fd)
 
     def open(
-        self, request: bytes, tenant: int = 0, *, may_hand_over: bool = False, on_used: OnUsed | None = None
+        self,
+        request: bytes,
+        tenant: int = 0,
+        *,
+        may_hand_over: bool = False,
+        on_used: OnUsed | None = None,
+        caller: Caller | None = None,
     ) -> Stream:
         """Submit a request (`GenerateRequest` as JSON). `may_hand_over`: it asks for an event stream, on a socket.
 
@@ -229,8 +248,14 @@ class Streams:
             sockets.announce(stream.id, MAX_BACKLOG_BYTES)
         if on_used is not None:
             self._awaited[stream.id] = on_used
+        if caller is not None:
+            self._callers[stream.id] = caller
         self._engine.submit(stream.id, tenant, request)
         return stream
+
+    def callers(self) -> list[tuple[int, Caller]]:
+        """The open streams that generate, oldest first."""
+        return list(self._callers.items())
 
     def open_text(self, call: bytes, tenant: int = 0) -> Stream:
         """Submit a call that generates nothing (`plait.http.text_calls`)."""
@@ -285,6 +310,7 @@ class Streams:
 
     def close(self, stream: int) -> None:
         """Forget a stream; aborts the request if the engine has not ended it."""
+        self._callers.pop(stream, None)
         if (on_used := self._awaited.pop(stream, None)) is not None:
             self._left[stream] = on_used
             if len(self._left) > MAX_UNSETTLED:  # the engine never began to serve the oldest ones

@@ -17,14 +17,15 @@ FIRST_FD = 3
 """The file descriptor of the first socket that systemd hands over (sd_listen_fds)."""
 
 
-def listen(host: str, port: int, *, has_keys: bool) -> socket.socket:
-    """A socket that listens on `host` and `port` (0: a free one).
+def listen(host: str, port: int, *, has_keys: bool, flags: str = "--") -> socket.socket:
+    """A socket that listens on `host` and `port` (0: a free one). `flags` begins the names of their settings.
 
     Raises `SettingsError` if the port is taken or the host unknown. Without keys only loopback is allowed: anyone in
     the network could use the server.
     """
-    family, address = _resolve(host, port)
-    _require_keys(f"--host is {host!r}", address[0], has_keys)
+    family, address = _resolve(host, port, flags)
+    key_flag = "--api-key-file" if flags == "--" else f"{flags}key-file"
+    _require_keys(f"{flags}host is {host!r}", address[0], has_keys, key_flag)
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -32,7 +33,7 @@ def listen(host: str, port: int, *, has_keys: bool) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise SettingsError(_why_not(host, port, error)) from error
+        raise SettingsError(_why_not(host, port, error, flags)) from error
     listener.setblocking(False)
     return listener
 
@@ -69,10 +70,10 @@ def handed_over(
     return listener
 
 
-def _require_keys(given: str, address: str, has_keys: bool) -> None:
+def _require_keys(given: str, address: str, has_keys: bool, key_flag: str = "--api-key-file") -> None:
     if not has_keys and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         raise SettingsError(
-            f"{given}, which other machines can reach, and there is no --api-key-file; "
+            f"{given}, which other machines can reach, and there is no {key_flag}; "
             "give a key file, or listen on 127.0.0.1"
         )
 
@@ -88,18 +89,18 @@ def url(listener: socket.socket, *, has_tls: bool = False) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
+def _resolve(host: str, port: int, flags: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        raise SettingsError(f"--host is {host!r}, which is not an address of this machine: {error}") from error
+        raise SettingsError(f"{flags}host is {host!r}, which is not an address of this machine: {error}") from error
     family, _, _, _, address = found[0]
     return family, (str(address[0]), port)
 
 
-def _why_not(host: str, port: int, error: OSError) -> str:
+def _why_not(host: str, port: int, error: OSError, flags: str) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use; choose another with --port, or --port 0 for a free one"
+        return f"port {port} on {host} is in use; choose another with {flags}port, or {flags}port 0 for a free one"
     if error.errno == errno.EACCES:
-        return f"port {port} on {host} needs privileges; choose one over 1023 with --port"
-    return f"cannot listen on {host} port {port}: {error.strerror}; check --host and --port"
+        return f"port {port} on {host} needs privileges; choose one over 1023 with {flags}port"
+    return f"cannot listen on {host} port {port}: {error.strerror}; check {flags}host and {flags}port"

@@ -11,10 +11,12 @@ import time
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
+import msgspec
 import uvloop
 
 from plait._router import Engine
 from plait.errors import DONE
+from plait.http.admin import Admin
 from plait.http.app import build_app
 from plait.http.connection_limits import MAX_CONNECTIONS
 from plait.http.engine import Description, Status, read_description, read_status
@@ -23,6 +25,7 @@ from plait.http.metrics_page import MetricsPage
 from plait.http.server import http_server
 from plait.http.streams import Streams
 from plait.http.tls import TlsFiles, tls_files
+from plait.launch.admin_server import AdminServer, admin_keys, open_admin
 from plait.launch.engine_start import open_engine, with_sizes, write_config
 from plait.launch.group_place import group_place
 from plait.launch.hash_key import cache_secrets
@@ -57,6 +60,7 @@ def serve(
     key_file = settings.http.api_key_file
     keys = KeyFile(Path(key_file), settings.scheduler.policy) if key_file is not None else None
     tls = tls_files(settings.tls)
+    admin = admin_keys(settings.admin)
     group = group_place(settings)
     remote = remote_workers(settings)
     set_rank_interface(
@@ -69,6 +73,10 @@ def serve(
     with contextlib.ExitStack() as stack:
         handed = handed_over(environment, has_keys=keys is not None)
         listener = stack.enter_context(handed or _listen(settings, has_keys=keys is not None))
+        admin_listener = open_admin(settings.admin, has_keys=admin is not None)
+        if admin_listener is not None:
+            stack.enter_context(admin_listener)
+            say(f"Admin listener: {url(admin_listener)}")
         local = find_model(model, settings.hub)
         budget = restart_budget(settings, local.path)
         if budget is not None:
@@ -90,6 +98,8 @@ def serve(
             say(f"{AWAITED}{config}")
         _allow_connections()
         service = _Service(engine, description, settings, keys, tls, listener, secrets.salt_key, budget, local.path)
+        if admin_listener is not None:
+            service.add_admin(admin_listener, admin)
         return uvloop.run(service.run(config))
 
 
@@ -134,6 +144,7 @@ class _Service:
         self._streams = Streams(engine, engine)
         self._keys, self._tls = keys, tls
         pooling = settings.pooling.pooling
+        self._metrics = _metrics_page(engine, description, keys, settings)
         self._app = build_app(
             engine,
             self._streams,
@@ -143,8 +154,9 @@ class _Service:
             salt_key,
             pooling,
             settings.proxy,
-            _metrics_page(engine, description, keys, settings),
+            self._metrics,
         )
+        self._admin: AdminServer | None = None
         is_heard = settings.process.log_level in ("debug", "info")
         self._http = http_server(
             self._app,
@@ -156,6 +168,20 @@ class _Service:
         self._num_signals = 0
         self._grace_seconds = TERM_SECONDS
 
+    def add_admin(self, listener: socket.socket, keys: KeyFile | None) -> None:
+        """Serve operators on this socket too."""
+        admin = Admin(
+            engine=self._engine,
+            streams=self._streams,
+            description=self._description,
+            settings=msgspec.to_builtins(self._settings),
+            url=self._url,
+            metrics=self._metrics.text,
+            drain=self._drain_within,
+            keys=keys,
+        )
+        self._admin = AdminServer(admin, listener, keys)
+
     async def run(self, config: Path) -> int:
         """Run until the engine has stopped or failed; the exit code."""
         loop = asyncio.get_running_loop()
@@ -166,12 +192,18 @@ class _Service:
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         watches = [asyncio.create_task(files.watch()) for files in (self._keys, self._tls) if files is not None]
         watches.append(asyncio.create_task(self._streams.hold_lines()))
+        if self._admin is not None:
+            watches.append(asyncio.create_task(self._admin.watch_keys()))
+            admin = asyncio.create_task(self._admin.serve())
         try:
             status = await self._live(supervision)
         finally:
             for watch in watches:
                 watch.cancel()
             await self._end(supervision, http)
+            if self._admin is not None:
+                self._admin.end()
+                await admin
         return _exit_code(status, supervision)
 
     async def _live(self, supervision: Supervision) -> Status:
@@ -205,6 +237,12 @@ class _Service:
             if phase == "loading":
                 self._grace_seconds = 0.0  # a loading worker does not read the engine's messages
             self._engine.close()
+
+    def _drain_within(self, seconds: float | None) -> None:
+        """Drain; after so many seconds what still runs is ended."""
+        self._drain()
+        if seconds is not None:
+            asyncio.get_running_loop().call_later(seconds, self._engine.close)
 
     def _drain(self) -> None:
         """Nothing once the engine is ending."""

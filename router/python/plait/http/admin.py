@@ -1,0 +1,257 @@
+"""The admin listener's app: what an operator sees and does, apart from the API and its keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from msgspec import Meta
+from starlette.middleware import Middleware
+from starlette.responses import StreamingResponse
+
+from plait.http.admin_guard import RefuseOtherPages
+from plait.http.app import METRICS_TYPE, add_error_shapes, health_problem, health_response, readiness_problem
+from plait.http.auth import Admits, RequireKey
+from plait.http.engine import Description, EngineHandle, read_status
+from plait.http.errors import ApiError
+from plait.http.pages import html_page
+from plait.http.streams import Streams
+from plait.live_view import read_values, view
+from plait.version import version
+
+T = TypeVar("T", bound=msgspec.Struct)
+MAX_BODY_BYTES = 4096
+MAX_DRAIN_SECONDS = 86_400
+VIEW_SECONDS = 0.5
+_HINT = "see GET /admin/info; SIGTERM ends a server in any state"
+
+
+class AdminEngine(EngineHandle, Protocol):
+    """What operators ask of the engine; see `_router.pyi`."""
+
+    def end_stream(self, stream: int) -> None: ...
+
+    def flush_cache(self) -> None: ...
+
+    def pause(self, is_paused: bool) -> None: ...
+
+    def list_requests(self) -> bytes | None: ...
+
+    def set_log_level(self, level: str) -> None: ...
+
+
+class Admin(msgspec.Struct, frozen=True, kw_only=True):
+    """What the app shows and steers."""
+
+    engine: AdminEngine
+    streams: Streams
+    description: Description
+    settings: dict[str, Any]
+    """As the server was started, with the sizes that it chose."""
+    url: str
+    """Of the API."""
+    metrics: Callable[[], bytes]
+    drain: Callable[[float | None], None]
+    """Drain; after so many seconds what still runs is ended."""
+    keys: Admits | None
+
+
+class _Listed(msgspec.Struct, frozen=True):
+    """A choice as the engine lists it."""
+
+    stream: int
+    replica: int
+    running: bool
+    prompt_tokens: int
+    output_tokens: int
+    seconds: float
+
+
+class LiveRequest(msgspec.Struct, kw_only=True):
+    """A call that is not answered yet."""
+
+    id: str
+    """Its X-Request-Id."""
+    path: str
+    key: str
+    """The key's name, or the beginning of its SHA-256; empty without one."""
+    state: Literal["preparing", "waiting", "running"] = "preparing"
+    """Of the choice that has come farthest."""
+    replica: int | None = None
+    num_choices: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    seconds: float
+
+
+class _Level(msgspec.Struct, forbid_unknown_fields=True):
+    level: Literal["debug", "info", "warning", "error"]
+
+
+class _Drain(msgspec.Struct, forbid_unknown_fields=True):
+    deadline_seconds: Annotated[float, Meta(ge=0, le=MAX_DRAIN_SECONDS)] | None = None
+
+
+def build_admin(admin: Admin) -> FastAPI:
+    """The app; with keys every path but the probes and the empty page needs one."""
+    middleware = [Middleware(RefuseOtherPages, has_keys=admin.keys is not None)]
+    if admin.keys is not None:
+        middleware.append(Middleware(RequireKey, keys=admin.keys, page_without_key=True))
+    app = FastAPI(title="Plait, for operators", docs_url=None, redoc_url=None, middleware=middleware)
+    _add_views(app, admin)
+    _add_requests(app, admin)
+    _add_actions(app, admin)
+    add_error_shapes(app)
+    return app
+
+
+def _add_views(app: FastAPI, admin: Admin) -> None:
+    began = time.monotonic()
+
+    @app.get("/health", summary="As the API's")
+    async def health() -> Response:
+        return health_response(health_problem, read_status(admin.engine))
+
+    @app.get("/ready", summary="As the API's")
+    async def ready() -> Response:
+        return health_response(readiness_problem, read_status(admin.engine))
+
+    @app.get("/metrics", summary="Prometheus metrics")
+    async def metrics() -> Response:
+        return Response(admin.metrics(), media_type=METRICS_TYPE)
+
+    page = html_page("live")
+
+    @app.get("/", include_in_schema=False)
+    async def live() -> Response:
+        return page
+
+    @app.get("/admin/events", summary="What happens, as server-sent events: one each half second")
+    async def events() -> Response:
+        return StreamingResponse(_views(admin), media_type="text/event-stream")
+
+    @app.get("/admin/info", summary="The server, its model and where it stands")
+    async def info() -> Response:
+        status = json.loads(admin.engine.status())
+        told = {
+            "version": version(),
+            "url": admin.url,
+            "seconds": time.monotonic() - began,
+            "open_streams": len(admin.streams),
+        }
+        return _json(told | {"model": admin.description, "status": status})
+
+    @app.get("/admin/settings", summary="The settings in force")
+    async def settings() -> Response:
+        return _json(admin.settings)
+
+
+async def _views(admin: Admin) -> AsyncIterator[bytes]:
+    """Until the engine has ended: the server waits for its open streams."""
+    before, began = read_values(admin.metrics().decode()), time.monotonic()
+    while read_status(admin.engine).phase not in ("stopped", "failed"):
+        await asyncio.sleep(VIEW_SECONDS)
+        values, now = read_values(admin.metrics().decode()), time.monotonic()
+        yield b"data: " + msgspec.json.encode(view(before, values, now - began)) + b"\n\n"
+        before, began = values, now
+
+
+def _add_requests(app: FastAPI, admin: Admin) -> None:
+    @app.get("/admin/requests", summary="Requests that are not answered yet")
+    async def requests() -> Response:
+        listed = await asyncio.to_thread(admin.engine.list_requests)
+        if listed is None:
+            raise ApiError(503, "the engine has not answered within 2 s; see /health, and try again")
+        return _json({"requests": live_requests(admin.streams, msgspec.json.decode(listed, type=list[_Listed]))})
+
+    @app.delete("/admin/requests/{request_id:path}", summary="End a request; its client reads that")
+    async def end(request_id: str) -> Response:
+        found = [stream for stream, who in admin.streams.callers() if who.id == request_id]
+        if not found:
+            message = f"no request {request_id[:128]!r} is under way; GET /admin/requests lists those that are"
+            raise ApiError(404, message)
+        for stream in found:
+            admin.engine.end_stream(stream)
+        return _json({"ended": len(found)})
+
+
+def live_requests(streams: Streams, listed: list[_Listed]) -> list[LiveRequest]:
+    """Each call with what the engine says of its choices, in the order in which they came."""
+    now = time.monotonic()
+    calls = {
+        stream: LiveRequest(id=who.id, path=who.path, key=who.key, seconds=now - who.began)
+        for stream, who in streams.callers()
+    }
+    for choice in listed:
+        if (call := calls.get(choice.stream)) is not None:
+            _add_choice(call, choice)
+    return list(calls.values())
+
+
+def _add_choice(call: LiveRequest, choice: _Listed) -> None:
+    call.state = "running" if choice.running or call.state == "running" else "waiting"
+    call.replica = choice.replica
+    call.num_choices += 1
+    call.prompt_tokens = max(call.prompt_tokens, choice.prompt_tokens)
+    call.output_tokens += choice.output_tokens
+
+
+def _add_actions(app: FastAPI, admin: Admin) -> None:
+    engine = admin.engine
+
+    def require(*phases: str) -> None:
+        phase = read_status(engine).phase
+        if phase not in phases:
+            raise ApiError(409, f"the engine is {phase}, and does this only when it is {' or '.join(phases)}; {_HINT}")
+
+    @app.post("/admin/flush_prefix_cache", summary="Prompts that come from now on find no cached prefix")
+    async def flush() -> Response:
+        engine.flush_cache()
+        return _json({"flushed": True})
+
+    @app.post("/admin/pause", summary="Compute no step; requests are taken and wait")
+    async def pause() -> Response:
+        require("ready")
+        engine.pause(True)
+        return _json({"paused": True})
+
+    @app.post("/admin/resume", summary="Compute steps again")
+    async def resume() -> Response:
+        engine.pause(False)
+        return _json({"paused": False})
+
+    @app.post("/admin/drain", summary="Take no more requests, answer those under way, and end")
+    async def drain(request: Request) -> Response:
+        asked = await _body(request, _Drain)
+        require("ready", "draining")
+        admin.drain(asked.deadline_seconds)
+        return _json({"draining": len(admin.streams)})
+
+    @app.put("/admin/log_level", summary="Change the level of the engine's log")
+    async def log_level(request: Request) -> Response:
+        asked = await _body(request, _Level)
+        engine.set_log_level(asked.level)
+        return _json({"level": asked.level})
+
+
+async def _body(request: Request, shape: type[T]) -> T:
+    """The body; an empty one is `{}`."""
+    raw = bytearray()
+    async for part in request.stream():
+        raw += part
+        if len(raw) > MAX_BODY_BYTES:
+            raise ApiError(413, f"the body has over {MAX_BODY_BYTES} bytes; send a small JSON object")
+    try:
+        return msgspec.json.decode(bytes(raw) or b"{}", type=shape)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        fields = ", ".join(shape.__struct_fields__)
+        raise ApiError(400, f"the body is not as it should be: {error}; send a JSON object with {fields}") from error
+
+
+def _json(body: object) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")
