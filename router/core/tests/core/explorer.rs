@@ -221,12 +221,14 @@ fn fingerprint(harness: &Harness) -> String {
         text.find("counts: Counts").unwrap(),
         text.find("locations: ").unwrap(),
     );
-    let mut rest = [&text[..start], &text[end..]].concat();
-    let mut state = String::new();
+    let words = [&text[..start], &text[end..]].concat();
+    let (mut rest, mut state) = (words.as_str(), String::new());
     let (mut pages, mut snapshots): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
     while let Some(open) = rest.find('(') {
-        let (before, number) = (rest[..open].to_owned(), number_after(&rest[open..], "("));
-        state.push_str(&before);
+        let (before, behind) = (&rest[..open], &rest[open + 1..]);
+        let after = behind.trim_start_matches(|c: char| c.is_ascii_digit());
+        let number: Option<u64> = behind[..behind.len() - after.len()].parse().ok();
+        state.push_str(before);
         match number {
             Some(step) if before.ends_with("StepId") => {
                 state += &(last_step - step).min(9).to_string();
@@ -241,11 +243,9 @@ fn fingerprint(harness: &Harness) -> String {
             Some(number) => state += &number.to_string(),
             None => {}
         }
-        rest = rest[open + 1..]
-            .trim_start_matches(|c: char| c.is_ascii_digit())
-            .to_owned();
+        rest = after;
     }
-    state + &rest
+    state + rest
 }
 
 fn number_after(text: &str, mark: &str) -> Option<u64> {
