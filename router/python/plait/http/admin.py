@@ -12,11 +12,13 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from msgspec import Meta
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 
 from plait.http.admin_guard import RefuseOtherPages
 from plait.http.app import METRICS_TYPE, add_error_shapes, health_problem, health_response, readiness_problem
 from plait.http.auth import Admits, RequireKey
+from plait.http.connection_limits import BODY_SECONDS
 from plait.http.engine import Description, EngineHandle, read_status
 from plait.http.errors import ApiError
 from plait.http.pages import html_page
@@ -239,15 +241,26 @@ def _add_actions(app: FastAPI, admin: Admin) -> None:
         return _json({"level": asked.level})
 
 
-async def _body(request: Request, shape: type[T]) -> T:
-    """The body; an empty one is `{}`."""
+async def _read_body(request: Request) -> bytes:
     raw = bytearray()
     async for part in request.stream():
         raw += part
         if len(raw) > MAX_BODY_BYTES:
             raise ApiError(413, f"the body has over {MAX_BODY_BYTES} bytes; send a small JSON object")
+    return bytes(raw)
+
+
+async def _body(request: Request, shape: type[T]) -> T:
+    """The body; an empty one is `{}`."""
     try:
-        return msgspec.json.decode(bytes(raw) or b"{}", type=shape)
+        async with asyncio.timeout(BODY_SECONDS):
+            raw = await _read_body(request)
+    except TimeoutError:
+        raise ApiError(408, f"the body did not come within {BODY_SECONDS:.0f} s; send it whole") from None
+    except ClientDisconnect:
+        raise ApiError(408, "the client left before its body had come") from None
+    try:
+        return msgspec.json.decode(raw or b"{}", type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         fields = ", ".join(shape.__struct_fields__)
         raise ApiError(400, f"the body is not as it should be: {error}; send a JSON object with {fields}") from error

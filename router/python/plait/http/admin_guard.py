@@ -29,7 +29,7 @@ class RefuseOtherPages:
     def _problem(self, headers: dict[bytes, bytes]) -> str | None:
         host = headers.get(b"host", b"").decode("latin-1")
         origin = headers.get(b"origin")
-        if origin is not None and urlsplit(origin.decode("latin-1")).netloc != host:
+        if origin is not None and not (host and _authority(origin.decode("latin-1")) == host):
             return "a web page of another origin asks the admin listener; open the listener's own page, or use curl"
         if not self._has_keys and host and not _is_address(host):
             return (
@@ -39,12 +39,17 @@ class RefuseOtherPages:
         return None
 
 
-def _is_address(host: str) -> bool:
-    name = urlsplit(f"//{host}").hostname or ""
-    if name == "localhost":
-        return True
+def _authority(origin: str) -> str:
+    """Host and port; empty if it is no URL."""
     try:
-        ipaddress.ip_address(name)
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or bool(ipaddress.ip_address(name))
     except ValueError:
         return False
-    return True

@@ -113,9 +113,9 @@ def _listen(settings: ServeSettings, *, has_keys: bool) -> Iterator[socket.socke
 
 
 def _allow_connections() -> None:
-    """Raise the soft limit on open files to what `MAX_CONNECTIONS` streams need: two each."""
+    """Raise the soft limit on open files to what `MAX_CONNECTIONS` streams need, two each, beside operators' calls."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * MAX_CONNECTIONS + 256
+    wanted = 3 * MAX_CONNECTIONS + 256
     if soft < wanted:
         resource.setrlimit(
             resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
@@ -166,6 +166,7 @@ class _Service:
         self._url = url(listener, has_tls=tls is not None)
         self._budget, self._model = budget, model
         self._num_signals = 0
+        self._deadline: asyncio.TimerHandle | None = None
         self._grace_seconds = TERM_SECONDS
 
     def add_admin(self, listener: socket.socket, keys: KeyFile | None) -> None:
@@ -239,10 +240,13 @@ class _Service:
             self._engine.close()
 
     def _drain_within(self, seconds: float | None) -> None:
-        """Drain; after so many seconds what still runs is ended."""
+        """Drain; after so many seconds what still runs is ended. The last call's deadline counts."""
         self._drain()
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
         if seconds is not None:
-            asyncio.get_running_loop().call_later(seconds, self._engine.close)
+            self._deadline = asyncio.get_running_loop().call_later(seconds, self._engine.close)
 
     def _drain(self) -> None:
         """Nothing once the engine is ending."""
