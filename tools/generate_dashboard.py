@@ -142,7 +142,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Losses of ranks, and requests that went on, a second",
             "short",
-            (rate("plait_rank_losses_total"), rate("plait_requests_replayed_total")),
+            (
+                rate("plait_rank_losses_total"),
+                rate("plait_requests_replayed_total"),
+                rate("plait_requests_moved_total"),
+            ),
         ),
         Panel(
             "API keys, and whether their file is refused",

@@ -52,13 +52,11 @@ MLA_AND_RANKS = {
     ("recall-gqa", "dp-2+tp-2"): ("--dp", "2", "--tp", "2"),
     ("recall-gqa", "no-mixed+dp-2"): ("--dp", "2", "--no-mixed"),
 }
-# With at least so many problems a run is sure to have mixed steps and, beside writers, preemptions.
-ENOUGH = 8
 # Context -> problems reduced, problems at full size.
 SIZES = {2048: (20, 200), 8192: (2, 40)}
-# Preempted prompts are computed again and again: a problem costs five times what it costs elsewhere.
-SIZES_OF_PREEMPTED_PAIRS = {2048: (ENOUGH, 200), 8192: (2, 40)}
 SIZES_OF_MLA_AND_RANKS = {2048: (3, 200), 8192: (0, 40)}
+# With at least so many problems a run is sure to have mixed steps and preemptions.
+ENOUGH = 20
 # Context -> long answers beside the problems, for preemption; at 8k each costs minutes.
 NUM_WRITERS = {2048: 12, 8192: 4}
 
@@ -95,8 +93,7 @@ def test_every_answer_is_right_where_requests_give_way(
     record: Record,
 ) -> None:
     model = check_models / "recall-gqa"
-    sizes = SIZES_OF_PREEMPTED_PAIRS if PREEMPTED[variant] else SIZES
-    asked = recall.problems(seed=context, num=sized(*sizes[context]), context=context)
+    asked = recall.problems(seed=context, num=sized(*SIZES[context]), context=context)
     small_pool = recall.longest_in_pages(asked, PAGE_SIZE)
     running = server(model, *CHUNK, *with_pool(SMALL_POOL, small_pool), *PREEMPTED[variant])
     num_writers = NUM_WRITERS[context] if len(asked) >= ENOUGH else 0
