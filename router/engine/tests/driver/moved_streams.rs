@@ -5,8 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::harness::{CONFIG, Harness};
-
-const LONG: u32 = 40;
+use crate::recovery::{LONG, asked, letters};
 
 fn of(name: &str, replica: u32) -> String {
     format!("{name}{{replica=\"{replica}\"}}")
@@ -26,18 +25,6 @@ fn both_held(first: &Value) -> Harness {
         });
     }
     harness
-}
-
-fn asked() -> Value {
-    json!({"max_tokens": LONG, "ignore_eos": true})
-}
-
-/// What a stream of so many letters says.
-fn letters(first: u8) -> String {
-    let letter = |index: u32| {
-        char::from(b'a' + u8::try_from((u32::from(first - b'a') + index) % 26).unwrap())
-    };
-    (0..LONG).map(letter).collect()
 }
 
 fn lose(harness: &mut Harness, replica: u32) {

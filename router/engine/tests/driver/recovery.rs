@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::fake_worker::{Behavior, Fault};
 use crate::harness::Harness;
 
-const LONG: u32 = 40;
+pub(crate) const LONG: u32 = 40;
 
 /// Streams 1 and 2 of a rank that stops after some steps, on a server that starts ranks again.
 fn two_streams_held() -> Harness {
@@ -26,12 +26,12 @@ fn two_streams_held() -> Harness {
     harness
 }
 
-fn asked() -> Value {
+pub(crate) fn asked() -> Value {
     json!({"max_tokens": LONG, "ignore_eos": true})
 }
 
 /// What a stream of so many letters says.
-fn letters(first: u8) -> String {
+pub(crate) fn letters(first: u8) -> String {
     let letter = |index: u32| {
         char::from(b'a' + u8::try_from((u32::from(first - b'a') + index) % 26).unwrap())
     };
