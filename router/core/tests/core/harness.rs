@@ -355,6 +355,29 @@ impl Harness {
             // Pages that are published with the result of their step.
             self.flushed.retain(|page| !step.named.contains_key(page));
         }
+        let unpublished = self.pages_of_last_tokens();
+        self.flushed.retain(|page| !unpublished.contains(page));
+    }
+
+    /// Pages with the last known token of a request. That token's row may have run without its mask: then it is computed
+    /// again, and only then is the page published.
+    fn pages_of_last_tokens(&self) -> BTreeSet<Page> {
+        let mut pages = BTreeSet::new();
+        let alive = self
+            .slots
+            .iter()
+            .map(|(slot, request)| (slot, &self.clients[request]));
+        for (slot, client) in alive.filter(|(_, client)| client.ended.is_none()) {
+            let last = client.spec.prompt.len() + client.emitted.len() - 1;
+            for kind in 0..self.num_kinds() {
+                let page = self
+                    .device
+                    .table(kind, *slot)
+                    .get(last / self.page_size(kind) as usize);
+                pages.extend(page.map(|page| (kind, *page)));
+            }
+        }
+        pages
     }
 
     /// Runs with up to `depth` steps in flight until all is done.

@@ -97,6 +97,21 @@ fn the_last_token_of_a_prompt_without_its_mask_is_computed_again() {
 }
 
 #[test]
+fn a_page_that_is_computed_again_behind_a_flush_is_found() {
+    let settings = with(settings(), |it| it.pages.prefix_cache = true);
+    let mut harness = Harness::new(settings);
+    harness.masks.lateness = Lateness::Always;
+    let request = harness.submit(masked(16, 4)).unwrap();
+    step(&mut harness);
+    harness.flush();
+    harness.mask_ready(request);
+    assert_eq!(chunks(&step(&mut harness)), [(0, 15, 1)]);
+    harness.submit(Spec::new(40, 4)).unwrap();
+    assert_eq!(step(&mut harness).new_slots[0].num_cached, 16);
+    harness.run_to_the_end(1);
+}
+
+#[test]
 fn a_page_that_may_be_computed_again_is_not_shared_before_its_token_is_sampled() {
     let settings = with(settings(), |it| it.pages.prefix_cache = true);
     let mut harness = Harness::new(settings);
