@@ -98,6 +98,7 @@ impl Driver {
             resumed_at: Micros(0),
             is_draining: false,
             is_closed: false,
+            given_up: None,
             unsent: Vec::new(),
             stage: Stage::Handshaking {
                 handshake: Handshake::new(ranks, AskedPools::new(&settings.pages)),
@@ -172,6 +173,8 @@ struct EventLoop {
     resumed_at: Micros,
     is_draining: bool,
     is_closed: bool,
+    /// Why no new ranks start.
+    given_up: Option<String>,
     /// Events that the output thread has no room for. No step is planned until they are gone.
     unsent: Vec<StreamEvent>,
 }
@@ -201,6 +204,7 @@ impl EventLoop {
             self.send_masks();
             self.check_deadlines();
             self.move_streams_if_down();
+            self.end_if_given_up();
             self.shut_down_if_drained();
             self.flush();
         }
@@ -265,7 +269,7 @@ impl EventLoop {
                 (Mail::Drain, _) => self.drain(),
                 (Mail::RankEnded { rank, reason }, _) => self.rank_ended(rank, &reason),
                 (Mail::Restart, _) => self.restart(),
-                (Mail::GiveUp(why), _) => self.give_up(&why),
+                (Mail::GiveUp(why), _) => self.given_up = Some(why),
                 (Mail::Abort(stream), _) => self.abort(stream),
                 (Mail::StopString(request), Some(serving)) => serving.stop(request),
                 (Mail::EndStream { stream, error }, _) => self.end_stream(stream, *error),

@@ -5,7 +5,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use plait_core::Micros;
@@ -21,6 +21,7 @@ use crate::group::{GroupProblem, GroupSettings, Seat};
 use crate::intake::Intake;
 use crate::kv_events::{KvEventQueue, KvEventSender, KvEventsProblem, Origin, Publisher};
 use crate::link::{Link, LinkError};
+use crate::listing::{ListedReplicas, PATIENCE};
 use crate::logging;
 use crate::mailbox::Mail;
 use crate::masks::{MaskJobs, mask_threads};
@@ -366,16 +367,24 @@ impl Engine {
         self.shared.tell_all(&Mail::Pause(is_paused));
     }
 
-    /// JSON of all requests that replicas have; None if a driver has not answered in time.
+    /// JSON of all requests that replicas have, and of the replicas that have not answered in time; None if none has.
     pub fn list_requests(&self) -> Option<Vec<u8>> {
-        let mut all = Vec::new();
-        for replica in self.shared.replicas() {
-            let listed = replica
-                .listing
-                .read(|| replica.mailbox.put(Mail::ListRequests))?;
-            all.extend(listed);
+        let replicas = self.shared.replicas();
+        let asked = replicas.iter().map(|replica| {
+            let num_before = replica.listing.num_answers();
+            replica.mailbox.put(Mail::ListRequests);
+            (replica, num_before)
+        });
+        let asked: Vec<_> = asked.collect();
+        let (mut all, deadline) = (ListedReplicas::default(), Instant::now() + PATIENCE);
+        for (replica, num_before) in asked {
+            match replica.listing.wait(num_before, deadline) {
+                Some(listed) => all.requests.extend(listed),
+                None => all.silent_replicas.push(replica.number),
+            }
         }
-        Some(serde_json::to_vec(&all).expect("numbers always encode"))
+        let is_answered = all.silent_replicas.len() < replicas.len();
+        is_answered.then(|| serde_json::to_vec(&all).expect("numbers always encode"))
     }
 
     /// Changes the level of the engine's log lines: `debug`, `info`, `warning` or `error`; false for another word.

@@ -1,13 +1,13 @@
 //! The requests of a replica, as its driver lists them for an operator who asks.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 use crate::output_queue::StreamId;
 
-/// Longest wait for a driver, which may be in the middle of a plan.
+/// Longest wait for drivers, which may be in the middle of a plan.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
 /// One request that has not ended. A stream has one for each choice.
@@ -25,6 +25,15 @@ pub struct ListedRequest {
     pub output_tokens: usize,
     /// Since it came.
     pub seconds: f64,
+}
+
+/// What the drivers of all replicas have answered.
+#[derive(Debug, Default, Serialize)]
+pub struct ListedReplicas {
+    /// By replica.
+    pub requests: Vec<ListedRequest>,
+    /// Replicas whose drivers have not answered in time.
+    pub silent_replicas: Vec<u32>,
 }
 
 /// A question and its answer, between those who ask and the driver.
@@ -50,16 +59,21 @@ impl Listing {
         self.changed.notify_all();
     }
 
-    /// Asks with `ask` and waits; None if no answer came within `PATIENCE`.
-    pub fn read(&self, ask: impl FnOnce()) -> Option<Vec<ListedRequest>> {
-        let state = self.lock();
-        let num_before = state.num_answers;
-        ask();
+    /// How many answers have come. Whoever asks from now on waits for one more.
+    pub fn num_answers(&self) -> u64 {
+        self.lock().num_answers
+    }
+
+    /// Waits for an answer after the first `num_before`; None if none came until `deadline`.
+    pub fn wait(&self, num_before: u64, deadline: Instant) -> Option<Vec<ListedRequest>> {
+        let patience = deadline.saturating_duration_since(Instant::now());
         let waited = self
             .changed
-            .wait_timeout_while(state, PATIENCE, |state| state.num_answers == num_before);
-        let (state, timed_out) = waited.unwrap_or_else(PoisonError::into_inner);
-        (!timed_out.timed_out()).then(|| state.requests.clone())
+            .wait_timeout_while(self.lock(), patience, |state| {
+                state.num_answers == num_before
+            });
+        let (state, _timed_out) = waited.unwrap_or_else(PoisonError::into_inner);
+        (state.num_answers > num_before).then(|| state.requests.clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -72,9 +86,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_asks_gets_the_answer_that_follows() {
+    fn who_asks_gets_the_answer_that_follows_or_none_in_time() {
         let listing = Listing::default();
         listing.answer(vec![]);
+        let num_before = listing.num_answers();
+        assert_eq!(listing.wait(num_before, Instant::now()), None);
         let listed = ListedRequest {
             stream: 3,
             replica: 0,
@@ -85,10 +101,9 @@ mod tests {
         };
         std::thread::scope(|scope| {
             let answer = listed.clone();
-            let read = listing.read(|| {
-                scope.spawn(|| listing.answer(vec![answer]));
-            });
-            assert_eq!(read, Some(vec![listed]));
+            scope.spawn(|| listing.answer(vec![answer]));
+            let deadline = Instant::now() + Duration::from_secs(60);
+            assert_eq!(listing.wait(num_before, deadline), Some(vec![listed]));
         });
     }
 }

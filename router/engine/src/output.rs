@@ -284,13 +284,12 @@ impl Output {
     fn fail_moved(&mut self, moved: MovedStream) {
         let stream = moved.stream;
         self.shared.routes.finish(stream);
-        let is_wanted = self.shared.leave_pending(stream);
+        let error = self.shared.arrive(stream).error_or(gone_wrong);
         if let Some(response) = moved.response {
             self.open(stream, response, std::iter::empty());
-            if is_wanted {
-                self.fail(stream, &gone_wrong());
-            } else {
-                self.forget(stream, Ending::Abort);
+            match error {
+                Some(error) => self.fail(stream, &error),
+                None => self.forget(stream, Ending::Abort),
             }
         }
     }

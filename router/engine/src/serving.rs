@@ -424,11 +424,18 @@ impl Serving {
         self.scheduler.drain();
     }
 
-    /// Ends every stream with an error.
+    /// Ends every stream with an error. No step in flight counts any more.
     pub fn fail_all(&mut self, error: &ApiError) {
-        for _ in self.requests.drain() {
+        self.in_flight.clear();
+        self.scheduler.lose_ranks();
+        for (request, _) in self.requests.drain() {
             self.config.own.metrics.requests.finish(Ending::Error);
+            let ended = self
+                .scheduler
+                .advance(Event::Abort(request), &mut self.outputs);
+            ended.expect("only results can be unexpected");
         }
+        self.outputs.clear();
         for (stream, _) in self.streams.drain() {
             let error = error.clone();
             self.config.shared.routes.finish(stream);

@@ -14,7 +14,7 @@ use crate::mailbox::{Mail, Mailbox};
 use crate::metrics::{EngineMetrics, Metrics, Rejection};
 use crate::moved_stream::{MovedStream, MovedStreams};
 use crate::output_queue::{MAX_FOR_PYTHON, MAX_FOR_WRITER, OutputQueue, StreamId};
-use crate::pending_streams::PendingStreams;
+use crate::pending_streams::{Arrival, EndedStream, PendingStreams};
 use crate::routes::Routes;
 use crate::status::{ReplicaStatus, StatusBoard};
 
@@ -175,8 +175,8 @@ impl Shared {
     pub fn end_elsewhere(&self, stream: StreamId, replica: u32, error: ApiError) {
         if self.routes.replica_of(stream) != Some(replica) {
             self.end_stream(stream, error);
-        } else if self.pending_streams.abort(stream) {
-            self.output_queue.put_error(stream, &error);
+        } else {
+            self.end_pending(stream, error);
         }
     }
 
@@ -198,9 +198,9 @@ impl Shared {
 
     /// Ends a stream with an error that its client reads; unknown or ended streams are fine.
     pub fn end_stream(&self, stream: StreamId, error: ApiError) {
-        if self.pending_streams.abort(stream) {
-            self.output_queue.put_error(stream, &error);
-        } else if let Some(replica) = self.routes.replica_of(stream) {
+        if let Some(error) = self.end_pending(stream, error)
+            && let Some(replica) = self.routes.replica_of(stream)
+        {
             let error = Box::new(error);
             self.replica(replica)
                 .mailbox
@@ -208,14 +208,37 @@ impl Shared {
         }
     }
 
-    /// Takes a stream from the pending ones; returns whether its client still waits. Drivers that drain wait
-    /// for the last one.
+    /// Ends a stream that no driver has. Gives the error back if one may have it.
+    fn end_pending(&self, stream: StreamId, error: ApiError) -> Option<ApiError> {
+        match self.pending_streams.end(stream, error) {
+            EndedStream::Unanswered(error) => {
+                self.output_queue.put_error(stream, &error);
+                None
+            }
+            EndedStream::Noted => None,
+            EndedStream::Elsewhere(error) => Some(error),
+        }
+    }
+
+    /// Takes a stream from the pending ones that no driver has had; returns whether its client still waits.
     pub fn leave_pending(&self, stream: StreamId) -> bool {
         let is_wanted = self.pending_streams.leave(stream);
+        self.wake_if_drained();
+        is_wanted
+    }
+
+    /// Takes a stream from the pending ones that another driver had.
+    pub fn arrive(&self, stream: StreamId) -> Arrival {
+        let arrival = self.pending_streams.arrive(stream);
+        self.wake_if_drained();
+        arrival
+    }
+
+    /// Drivers that drain wait for the last pending stream.
+    fn wake_if_drained(&self) {
         if self.pending_streams.is_drained() {
             self.wake_all();
         }
-        is_wanted
     }
 
     /// Rejects the streams that have not reached a driver, and every later one.

@@ -125,9 +125,9 @@ class Engine:
         """Plan no step, or plan steps again. Requests are taken meanwhile, and wait."""
 
     def list_requests(self) -> bytes | None:
-        """JSON: `[{stream, replica, running, prompt_tokens, output_tokens, seconds}]`, one for each choice.
+        """JSON: `requests`, of `{stream, replica, running, prompt_tokens, output_tokens, seconds}` for each choice.
 
-        Waits up to 2 s for each replica; None if one has not answered. Call it on a thread of its own.
+        And `silent_replicas`, those that have not answered within 2 s; None if none has. Call it on a thread of its own.
         """
 
     def set_log_level(self, level: str) -> None:

@@ -8,6 +8,7 @@ use crate::metrics::Ending;
 use crate::moved_stream::MovedStream;
 use crate::output::StreamEvent;
 use crate::output_queue::StreamId;
+use crate::pending_streams::Arrival;
 
 impl EventLoop {
     /// Other replicas take what waits here for ranks.
@@ -50,8 +51,10 @@ impl EventLoop {
                 continue;
             };
             serving.take_over(moved);
-            if !self.shared().leave_pending(stream) {
-                self.abort(stream);
+            match self.shared().arrive(stream) {
+                Arrival::Wanted => {}
+                Arrival::Ends(error) => self.end_stream(stream, *error),
+                Arrival::Forgotten => self.abort(stream),
             }
         }
     }
@@ -80,10 +83,10 @@ impl EventLoop {
         for _ in choices {
             self.own().metrics.requests.finish(Ending::Error);
         }
-        let error = self.refusal();
-        let end = match self.shared().leave_pending(stream) {
-            true => StreamEvent::Fail { stream, error },
-            false => StreamEvent::Forget(stream),
+        let error = self.shared().arrive(stream).error_or(|| self.refusal());
+        let end = match error {
+            Some(error) => StreamEvent::Fail { stream, error },
+            None => StreamEvent::Forget(stream),
         };
         if let Some(response) = response {
             let choices = Vec::new();

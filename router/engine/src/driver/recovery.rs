@@ -107,8 +107,23 @@ impl EventLoop {
         }
     }
 
+    /// The launcher has started no ranks, and starts none. Streams of which a thread fills a mask go first where another
+    /// replica serves: they can leave when it is there.
+    pub(super) fn end_if_given_up(&mut self) {
+        let number = self.own().number;
+        let waits = |serving: &Serving| {
+            serving.awaits_mask_to_move() && self.shared().routes.has_other(number)
+        };
+        if self.given_up.is_some()
+            && !self.serving().is_some_and(waits)
+            && let Some(why) = self.given_up.take()
+        {
+            self.give_up(&why);
+        }
+    }
+
     /// The launcher starts no ranks any more, or not all of those that the replica awaits.
-    pub(super) fn give_up(&mut self, why: &str) {
+    fn give_up(&mut self, why: &str) {
         let (code, reason) = match &self.stage {
             Stage::Down { code, reason, .. } => (*code, format!("{reason}; {why}")),
             Stage::Handshaking { kept: Some(_), .. } => (ExitCode::RankLost, why.to_owned()),

@@ -1,6 +1,6 @@
 //! Streams that leave a replica without ranks, and those that come to this one.
 
-use plait_core::{Event, RequestId};
+use plait_core::RequestId;
 use plait_openai::ApiError;
 
 use super::Serving;
@@ -26,6 +26,12 @@ impl Serving {
             .collect();
         streams.sort_unstable();
         streams.into_iter().map(|(_, stream)| stream).collect()
+    }
+
+    /// Whether a stream stays until its mask has come.
+    pub fn awaits_mask_to_move(&self) -> bool {
+        let mut requests = self.streams.values().flatten();
+        requests.any(|request| !self.masks.may_leave(*request))
     }
 
     /// Sends a stream to another replica, behind its events so far.
@@ -80,11 +86,15 @@ impl Serving {
         self.streams.entry(stream).or_default();
         let (mut reopened, mut ended, mut refused) = (Vec::new(), Vec::new(), None);
         for choice in choices {
-            let (of_answer, is_refused) = (choice.choice, self.enter(stream, choice));
-            match (is_refused, of_answer) {
-                (Ok((request, false)), Some(of_answer)) => reopened.push((request, of_answer)),
-                (Ok((request, _)), _) => ended.push(request),
-                (Err(error), _) => refused = Some(error),
+            let of_answer = choice.choice;
+            match self.enter(stream, choice) {
+                Ok((request, is_complete)) => {
+                    if is_complete || of_answer.is_none() {
+                        ended.push(request);
+                    }
+                    reopened.extend(of_answer.map(|it| (request, it)));
+                }
+                Err(error) => refused = Some(error),
             }
         }
         if let Some(response) = response {
@@ -94,13 +104,10 @@ impl Serving {
                 choices: reopened,
             });
         }
-        ended.into_iter().for_each(|request| self.stop(request));
-        if let Some(error) = refused
-            && let Some(others) = self.forget(stream)
-        {
-            self.events.push(StreamEvent::Fail { stream, error });
-            self.end_requests(&others, Event::Abort);
+        if let Some(error) = refused {
+            return self.end_stream(stream, error);
         }
+        ended.into_iter().for_each(|request| self.stop(request));
     }
 
     /// Queues a request. Returns its number, and whether its answer is complete.

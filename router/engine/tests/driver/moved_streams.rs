@@ -159,6 +159,26 @@ fn a_client_that_leaves_is_forgotten_wherever_its_stream_is() {
 }
 
 #[test]
+fn an_operator_ends_a_stream_wherever_it_is_and_its_client_reads_that() {
+    for round in 0..6 {
+        let mut harness = both_held(&asked());
+        if round % 2 == 0 {
+            harness.engine.worker_lost(0, "killed by signal 9");
+        } else {
+            lose(&mut harness, 0);
+        }
+        harness.engine.end_stream(1);
+        let ended = harness.answer(1);
+        assert_eq!(ended.error, Some((410, 0)));
+        assert!(ended.text().len() < LONG as usize);
+        harness.wait_until("its tokens are told", |it| it.num_used(1).is_some());
+        harness.release(1);
+        assert_told(&mut harness, 2, b'n');
+        wait_for_pages(&mut harness, 1);
+    }
+}
+
+#[test]
 fn a_drain_waits_for_streams_that_move_and_not_for_ranks() {
     let mut harness = both_held(&asked());
     harness.engine.worker_lost(0, "killed by signal 9");
@@ -217,6 +237,28 @@ fn a_replica_that_gets_no_new_ranks_takes_no_stream_with_it() {
 }
 
 #[test]
+fn a_replica_that_is_given_up_at_once_takes_no_constrained_stream_with_it() {
+    let mut first = asked();
+    first["constraint"] = json!({
+        "param": "structured_outputs.regex", "constraint": "regex", "text": "[a-z]+",
+    });
+    for _ in 0..6 {
+        let mut harness = both_held(&first);
+        harness.engine.worker_lost(0, "killed by signal 9");
+        harness.wait_until("the replica is down", |harness| {
+            harness.status()["replicas"][0]["losses"] == 1
+        });
+        harness.engine.give_up(0, "the restarts are spent");
+        harness.release(1);
+        assert_told(&mut harness, 1, b'd');
+        assert_told(&mut harness, 2, b'n');
+        harness.wait_until("it has failed", |harness| {
+            harness.status()["replicas"][0]["phase"] == "failed"
+        });
+    }
+}
+
+#[test]
 fn the_last_replica_ends_the_streams_that_came_to_it() {
     let mut harness = both_held(&asked());
     lose(&mut harness, 0);
@@ -227,4 +269,11 @@ fn the_last_replica_ends_the_streams_that_came_to_it() {
         assert_eq!(harness.answer(stream).error, Some((503, 0)));
     }
     harness.wait_for_phase("failed");
+    for replica in 0..2 {
+        wait_for_pages(&mut harness, replica);
+        harness.assert_metrics(&[
+            (&of("plait_requests_running", replica), 0.0),
+            (&of("plait_requests_waiting", replica), 0.0),
+        ]);
+    }
 }

@@ -74,6 +74,11 @@ class _Listed(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class _ListedReplicas(msgspec.Struct, frozen=True):
+    requests: list[_Listed]
+    silent_replicas: list[int]
+
+
 class LiveRequest(msgspec.Struct, kw_only=True):
     """A call that is not answered yet."""
 
@@ -169,7 +174,9 @@ def _add_requests(app: FastAPI, admin: Admin) -> None:
         listed = await asyncio.to_thread(admin.engine.list_requests)
         if listed is None:
             raise ApiError(503, "the engine has not answered within 2 s; see /health, and try again")
-        return _json({"requests": live_requests(admin.streams, msgspec.json.decode(listed, type=list[_Listed]))})
+        replicas = msgspec.json.decode(listed, type=_ListedReplicas)
+        calls = live_requests(admin.streams, replicas.requests)
+        return _json({"requests": calls, "silent_replicas": replicas.silent_replicas})
 
     @app.delete("/admin/requests/{request_id:path}", summary="End a request; its client reads that")
     async def end(request_id: str) -> Response:
