@@ -242,7 +242,7 @@ fn a_replica_that_is_given_up_at_once_takes_no_constrained_stream_with_it() {
     first["constraint"] = json!({
         "param": "structured_outputs.regex", "constraint": "regex", "text": "[a-z]+",
     });
-    for _ in 0..6 {
+    for _ in 0..2 {
         let mut harness = both_held(&first);
         harness.engine.worker_lost(0, "killed by signal 9");
         harness.wait_until("the replica is down", |harness| {
