@@ -57,8 +57,8 @@ SIZES = {2048: (20, 200), 8192: (2, 40)}
 SIZES_OF_MLA_AND_RANKS = {2048: (3, 200), 8192: (0, 40)}
 # With at least so many problems a run is sure to have mixed steps and preemptions.
 ENOUGH = 20
-# Context -> long answers beside the problems, for preemption; at 8k each costs minutes.
-NUM_WRITERS = {2048: 12, 8192: 4}
+# Context -> long answers beside the problems, for preemption, reduced and at full size; at 8k each costs minutes.
+NUM_WRITERS = {2048: (4, 12), 8192: (4, 4)}
 
 
 @pytest.mark.acceptance("spine")
@@ -96,7 +96,7 @@ def test_every_answer_is_right_where_requests_give_way(
     asked = recall.problems(seed=context, num=sized(*SIZES[context]), context=context)
     small_pool = recall.longest_in_pages(asked, PAGE_SIZE)
     running = server(model, *CHUNK, *with_pool(SMALL_POOL, small_pool), *PREEMPTED[variant])
-    num_writers = NUM_WRITERS[context] if len(asked) >= ENOUGH else 0
+    num_writers = sized(*NUM_WRITERS[context]) if len(asked) >= ENOUGH else 0
     with recall.writers(running.url, num_writers, num_tokens=small_pool * PAGE_SIZE // 4):
         wrong = recall.ask_all(running.url, asked)
     metrics = read_metrics(running.url)
