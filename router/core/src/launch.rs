@@ -68,9 +68,11 @@ impl Scheduler {
     }
 }
 
-/// The round-robin order rotates slowly. Rows come as a few sorted runs, which a stable sort only merges.
+/// The round-robin order rotates slowly. Rows come sorted, or as a few sorted runs, which a stable sort only merges.
 fn in_order<Row>(mut rows: Vec<(Order, Row)>) -> Vec<Row> {
-    rows.sort_by_key(|(order, _)| *order);
+    if !rows.is_sorted_by_key(|(order, _)| *order) {
+        rows.sort_by_key(|(order, _)| *order);
+    }
     rows.into_iter().map(|(_, row)| row).collect()
 }
 

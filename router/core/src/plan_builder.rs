@@ -46,8 +46,10 @@ pub(crate) struct PlanBuilder {
     pub(crate) computing: FxHashSet<PageHash>,
     /// Made when the first head is checked against it.
     pub(crate) forecast: Option<Forecast>,
-    /// The last request in order that has a row.
+    /// The last request in order among the rows that were looked at for it. Most plans ask for none.
     last_with_row: Option<Order>,
+    /// How many prefill and decode rows those are.
+    num_looked_at: (usize, usize),
     /// The last request in order that may still be preempted.
     pub(crate) last_victim: Option<Order>,
 }
@@ -73,6 +75,7 @@ impl PlanBuilder {
             computing: FxHashSet::default(),
             forecast: None,
             last_with_row: None,
+            num_looked_at: (0, 0),
             last_victim: None,
         }
     }
@@ -97,7 +100,12 @@ impl PlanBuilder {
     }
 
     /// Whether a request after `order` has a row, and so keeps its pages in this plan.
-    pub(crate) fn has_row_after(&self, order: Order) -> bool {
+    pub(crate) fn has_row_after(&mut self, order: Order) -> bool {
+        let (num_prefill, num_decode) = self.num_looked_at;
+        let prefill = self.prefill[num_prefill..].iter().map(|(order, _)| *order);
+        let decode = self.decode[num_decode..].iter().map(|(order, _)| *order);
+        self.last_with_row = self.last_with_row.max(prefill.chain(decode).max());
+        self.num_looked_at = (self.prefill.len(), self.decode.len());
         self.last_with_row.is_some_and(|last| last > order)
     }
 
@@ -120,21 +128,20 @@ impl PlanBuilder {
     }
 
     pub(crate) fn push_prefill(&mut self, order: Order, row: PrefillRow) {
-        self.count(order, row.length);
+        self.count(row.length);
         self.num_prompt_tokens_left = self.num_prompt_tokens_left.saturating_sub(row.length);
         self.work.add_prefill(row.start, row.length);
         self.prefill.push((order, row));
     }
 
     pub(crate) fn push_decode(&mut self, order: Order, row: DecodeRow) {
-        self.count(order, row.length);
+        self.count(row.length);
         self.work.add_decode(row.start);
         self.decode.push((order, row));
     }
 
-    fn count(&mut self, order: Order, num_tokens: u32) {
+    fn count(&mut self, num_tokens: u32) {
         self.num_tokens_left -= num_tokens;
         self.num_rows_left -= 1;
-        self.last_with_row = self.last_with_row.max(Some(order));
     }
 }

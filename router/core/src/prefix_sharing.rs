@@ -141,8 +141,12 @@ impl Scheduler {
     }
 
     /// Publishes the pages that a request's first `num_tokens` tokens fill, which are computed or in flight.
+    #[inline]
     pub(crate) fn publish(&mut self, slot: SlotId, num_tokens: u32) {
         let Running { job, lease, .. } = self.running.at_mut(slot);
+        if !lease.has_full_page(num_tokens) {
+            return; // as after most tokens
+        }
         let num_tokens = num_tokens.min(job.num_shareable_tokens());
         if lease.has_full_page(num_tokens) {
             self.cache

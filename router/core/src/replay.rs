@@ -29,12 +29,14 @@ impl Trials {
     }
 
     /// A row of the request has sampled.
+    #[inline]
     pub(crate) fn end(&mut self, job: &mut Job) {
         job.num_losses = 0;
         self.forget(job.order);
     }
 
     /// The request has ended, or a row of it has sampled.
+    #[inline]
     pub(crate) fn forget(&mut self, order: Order) {
         if !self.0.is_empty() {
             self.0.remove(&order);

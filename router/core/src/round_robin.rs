@@ -27,6 +27,7 @@ impl RoundRobin {
         self.slots.push(slot.0);
     }
 
+    #[inline]
     pub(crate) fn remove(&mut self, slot: SlotId) {
         if self.passed == slot.0 {
             self.passed = self.slots.before(slot.0);
@@ -34,6 +35,7 @@ impl RoundRobin {
         self.slots.remove(slot.0);
     }
 
+    #[inline]
     pub(crate) fn move_to_tail(&mut self, slot: SlotId) {
         self.remove(slot);
         self.push(slot);
