@@ -1,8 +1,9 @@
 """Compiles the CPU kernels into ``plait_kernels/cpu``, once for each instruction set; prints the libraries.
 
-The package's build runs this (``hatch_build.py``); by hand: ``python kernels/compile_native.py``. Nothing is compiled
-later: the processor's own build is chosen among these at start-up. A build that the compiler cannot make is left
-out with a warning: a simpler build, or torch, then computes instead.
+The package's build runs this (``hatch_build.py``), an editable install twice; by hand: ``python
+kernels/compile_native.py``. A library that is newer than its sources is kept, unless ``CXX`` names a compiler. Nothing
+is compiled later: the processor's own build is chosen among these at start-up. A build that the compiler cannot make is
+left out with a warning: a simpler build, or torch, then computes instead.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOM = Path(__file__).resolve().parent
@@ -67,7 +69,8 @@ def build() -> list[Path]:
     An earlier build's library that cannot be made again is removed: it may not fit the sources any more.
     """
     (ROOM / FOLDER).mkdir(parents=True, exist_ok=True)
-    made = {level: compile_level(level, options) for level, options in levels().items()}
+    with ThreadPoolExecutor() as pool:
+        made = dict(zip(levels(), pool.map(has_library, levels().items()), strict=True))
     for level in (level for level, is_there in made.items() if not is_there):
         (ROOM / target(level)).unlink(missing_ok=True)
     if warning := missing_levels_warning(made):
@@ -75,13 +78,33 @@ def build() -> list[Path]:
     return [target(level) for level, is_there in made.items() if is_there]
 
 
+def has_library(level_options: tuple[str, tuple[str, ...]]) -> bool:
+    """Whether a level's library is there, compiled now if need be."""
+    level, options = level_options
+    return is_current(level) or compile_level(level, options)
+
+
+def is_current(level: str) -> bool:
+    """Whether a level's library is newer than all that it is made of; never where ``CXX`` names the compiler."""
+    library = ROOM / target(level)
+    if "CXX" in os.environ or not library.exists():
+        return False
+    made_of = [Path(__file__), *(ROOM / "csrc").iterdir()]
+    return library.stat().st_mtime > max(path.stat().st_mtime for path in made_of)
+
+
 def compile_level(level: str, options: tuple[str, ...]) -> bool:
     """Whether the compiler exists and takes the sources; its messages go to standard error."""
     if (cxx := compiler()) is None:
         return False
-    library = str(ROOM / target(level))
-    command = [cxx, *OPTIONS, "-fvisibility=hidden", *options, *map(str, SOURCES), "-o", library]
-    return subprocess.run(command, check=False).returncode == 0
+    library = ROOM / target(level)
+    unfinished = library.with_suffix(".unfinished")  # a compiler that is killed leaves no library that looks current
+    command = [cxx, *OPTIONS, "-fvisibility=hidden", *options, *map(str, SOURCES), "-o", str(unfinished)]
+    is_made = subprocess.run(command, check=False).returncode == 0
+    if is_made:
+        unfinished.replace(library)
+    unfinished.unlink(missing_ok=True)
+    return is_made
 
 
 def missing_levels_warning(is_there: Mapping[str, bool]) -> str | None:

@@ -71,6 +71,27 @@ def test_with_all_of_them_there_is_no_warning(room: Path) -> None:
     assert built_in(room) == {f"libplait_{level}.so" for level in LEVELS}
 
 
+def test_what_is_newer_than_its_sources_is_kept(room: Path) -> None:
+    (room / "csrc").mkdir()
+    source = room / "csrc" / "library.cpp"
+    source.touch()
+    compiler = room / "c++"
+    compiler.write_text(FAKE_COMPILER)
+    compiler.chmod(stat.S_IRWXU)
+    built = [room / "plait_kernels" / "cpu" / f"libplait_{level}.so" for level in LEVELS]
+    environment = {name: value for name, value in os.environ.items() if name != "CXX"} | {
+        "PATH": f"{room}{os.pathsep}{os.environ['PATH']}"
+    }
+    for age, is_kept in ((100, True), (-100, False)):
+        for path in built:
+            path.write_text("old")
+        at = built[-1].stat().st_mtime - age
+        for path in (source, room / "compile_native.py"):
+            os.utime(path, (at, at))
+        subprocess.run([sys.executable, str(room / "compile_native.py")], env=environment, check=True, timeout=180)
+        assert {path.read_text().strip() for path in built} == {"old" if is_kept else "made"}
+
+
 @pytest.mark.parametrize(
     ("there", "chosen", "said"),
     [
