@@ -261,6 +261,7 @@ impl Scheduler {
         self.running.release_slot(slot);
         self.free_slot(slot);
         self.counts.num_preemptions += 1;
+        self.queue.preempted.push(queued.job().id());
         self.enqueue(queued);
     }
 

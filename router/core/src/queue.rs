@@ -48,6 +48,8 @@ pub(crate) struct Queue {
     pub(crate) num_submitted: u64,
     /// Requests that left the queue unserved since the caller last asked.
     pub(crate) rejected: Vec<Rejected>,
+    /// Requests that were preempted since the last plan was begun.
+    pub(crate) preempted: Vec<RequestId>,
 }
 
 impl Queue {

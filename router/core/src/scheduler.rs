@@ -85,6 +85,7 @@ impl Scheduler {
     /// It may be called while earlier steps are in flight. The caller chooses how many.
     pub fn plan(&mut self, now: Micros) -> Option<Plan> {
         self.publish_launched();
+        self.queue.preempted.clear();
         self.expire(now);
         let mut builder = PlanBuilder::new(StepId(self.last_step.0 + 1), &self.limits);
         builder.num_prompt_tokens_left = self.prompt_share.of(self.limits.max_batch_tokens);

@@ -85,6 +85,11 @@ impl Scheduler {
         std::mem::take(&mut self.queue.rejected)
     }
 
+    /// Requests that gave their pages back since the last call, or since the last plan was begun.
+    pub fn take_preempted(&mut self) -> Vec<RequestId> {
+        std::mem::take(&mut self.queue.preempted)
+    }
+
     /// Ends requests that have waited too long.
     pub(crate) fn expire(&mut self, now: Micros) {
         let Some(limit) = self.limits.max_wait else {

@@ -113,7 +113,7 @@ impl Engine {
     ) -> Result<Self, StartError> {
         let mut settings = EngineSettings::parse(settings)?;
         settings.hash_key.get_or_insert_with(HashKey::draw);
-        logging::start(settings.log_level);
+        logging::start(settings.log_level, settings.log_json);
         let (load, capture) = settings.start_timeouts();
         let timeouts = timeouts.with_start(load, capture);
         let model = ModelText::load(&settings.model, settings.served_model_name.as_deref())?;
@@ -313,7 +313,12 @@ impl Engine {
 
     /// Prometheus text.
     pub fn metrics(&self) -> String {
-        self.shared.metrics.render()
+        let shared = &self.shared;
+        let queues = [&shared.output_queue, &shared.python_queue];
+        for (gauge, queue) in shared.metrics.untaken_bytes.iter().zip(queues) {
+            gauge.set(i64::try_from(queue.num_untaken()).unwrap_or(i64::MAX));
+        }
+        shared.metrics.render()
     }
 
     /// A rank's process ended.

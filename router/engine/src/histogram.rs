@@ -10,49 +10,75 @@ use prometheus_client::metrics::{MetricType, TypedMetric};
 
 use crate::clock::micros;
 
-/// Durations in buckets that double; clones share their counts.
+/// Durations, or numbers of tokens, in buckets that double; clones share their counts.
 #[derive(Clone, Debug)]
 pub struct Histogram(Arc<Counts>);
 
 #[derive(Debug)]
 struct Counts {
-    /// Upper end of the first bucket.
-    first: Duration,
+    /// Upper end of the first bucket, in units.
+    first: u64,
+    /// Units in one of what the page shows.
+    units_of_one: f64,
     /// One a bucket; the last one has no upper end.
     buckets: Vec<AtomicU64>,
-    sum_micros: AtomicU64,
+    /// In units.
+    sum: AtomicU64,
 }
 
 impl Histogram {
     /// `num_bounded` buckets, the first ending at `first`, each next one at the double, and one more
     /// for what is longer still.
     pub fn doubling(first: Duration, num_bounded: usize) -> Self {
+        Self::of_units(micros(first), 1e6, num_bounded)
+    }
+
+    /// The same of tokens; the first bucket ends at 1.
+    pub fn of_tokens(num_bounded: usize) -> Self {
+        Self::of_units(1, 1.0, num_bounded)
+    }
+
+    fn of_units(first: u64, units_of_one: f64, num_bounded: usize) -> Self {
         let buckets = (0..=num_bounded).map(|_| AtomicU64::new(0)).collect();
         Self(Arc::new(Counts {
             first,
+            units_of_one,
             buckets,
-            sum_micros: AtomicU64::new(0),
+            sum: AtomicU64::new(0),
         }))
     }
 
     /// Counts one duration.
     pub fn observe(&self, duration: Duration) {
+        self.count(micros(duration));
+    }
+
+    /// Counts one number of tokens.
+    pub fn observe_tokens(&self, num_tokens: u32) {
+        self.count(num_tokens.into());
+    }
+
+    fn count(&self, units: u64) {
         let counts = &*self.0;
-        let ratio = micros(duration).div_ceil(micros(counts.first)).max(1);
+        let ratio = units.div_ceil(counts.first).max(1);
         let bucket = (u64::BITS - (ratio - 1).leading_zeros()) as usize;
         let last = counts.buckets.len() - 1;
         counts.buckets[bucket.min(last)].fetch_add(1, Ordering::Relaxed);
-        counts
-            .sum_micros
-            .fetch_add(micros(duration), Ordering::Relaxed);
+        counts.sum.fetch_add(units, Ordering::Relaxed);
     }
 
-    /// Bucket ends in seconds, with how many lie in each.
+    /// In what the page shows.
+    #[expect(clippy::cast_precision_loss, reason = "the page shows floats")]
+    fn shown(&self, units: u64) -> f64 {
+        units as f64 / self.0.units_of_one
+    }
+
+    /// Bucket ends as the page shows them, with how many lie in each.
     fn snapshot(&self) -> Vec<(f64, u64)> {
         let last = self.0.buckets.len() - 1;
         let end = |bucket: usize| match u32::try_from(bucket) {
             Ok(doublings) if bucket < last => {
-                self.0.first.as_secs_f64() * f64::from(doublings).exp2()
+                self.shown(self.0.first) * f64::from(doublings).exp2()
             }
             _ => f64::INFINITY,
         };
@@ -70,7 +96,7 @@ impl EncodeMetric for Histogram {
     fn encode(&self, mut encoder: MetricEncoder) -> Result<(), fmt::Error> {
         let buckets = self.snapshot();
         let count = buckets.iter().map(|(_, count)| count).sum();
-        let sum = Duration::from_micros(self.0.sum_micros.load(Ordering::Relaxed)).as_secs_f64();
+        let sum = self.shown(self.0.sum.load(Ordering::Relaxed));
         encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
     }
 
@@ -99,6 +125,16 @@ mod tests {
             .map(|(_, count)| *count)
             .collect();
         assert_eq!(counts, [2, 1, 2, 2]);
+    }
+
+    #[test]
+    fn tokens_are_counted_by_doubling_numbers() {
+        let histogram = Histogram::of_tokens(3);
+        for num_tokens in [0, 1, 2, 3, 4, 5] {
+            histogram.observe_tokens(num_tokens);
+        }
+        let expected = [(1.0, 2), (2.0, 1), (4.0, 2), (f64::INFINITY, 1)];
+        assert_eq!(histogram.snapshot(), expected);
     }
 
     #[test]

@@ -51,6 +51,7 @@ mod step;
 mod step_model_metrics;
 mod step_trace;
 mod store;
+mod stream_times;
 mod stream_writer;
 mod text_pool;
 mod text_queue;

@@ -8,6 +8,7 @@ use plait_proto::{Adjustment, SamplingParams};
 
 use crate::first_uses::Way;
 use crate::output_queue::StreamId;
+use crate::stream_times::{Moment, StreamTimes};
 
 /// A request that the scheduler has.
 #[derive(Debug)]
@@ -16,6 +17,14 @@ pub struct LiveRequest {
     pub stream: StreamId,
     /// When it came.
     pub received: Micros,
+    /// When its first row was planned.
+    pub first_row: Option<Micros>,
+    /// When its first token came.
+    pub first_token: Option<Micros>,
+    /// Tokens that it has sampled.
+    pub num_output: u32,
+    /// Times of its stream.
+    pub times: Arc<StreamTimes>,
     /// When its last token came.
     pub last_token: Option<Micros>,
     /// No token of it has come from the ranks that it waits for or runs on.
@@ -43,10 +52,15 @@ impl LiveRequest {
         choice: PreparedChoice,
         stream: StreamId,
         received: Micros,
+        times: Arc<StreamTimes>,
     ) -> Self {
         Self {
             stream,
             received,
+            first_row: None,
+            first_token: None,
+            num_output: 0,
+            times,
             last_token: None,
             awaits_token: true,
             sampling: choice.sampling,
@@ -57,6 +71,28 @@ impl LiveRequest {
             is_masked: prompt.is_masked,
             prompt: PromptProgress::new(prompt.prompt.len()),
         }
+    }
+
+    /// It has a row in a plan.
+    pub fn begin(&mut self, now: Micros) {
+        if self
+            .first_row
+            .replace(self.first_row.unwrap_or(now))
+            .is_none()
+        {
+            self.times.note(Moment::FirstRow, now);
+        }
+    }
+
+    /// Its next tokens came. Returns when the last ones did.
+    pub fn take_tokens(&mut self, num_tokens: usize, now: Micros) -> Option<Micros> {
+        self.num_output += u32::try_from(num_tokens).unwrap_or(u32::MAX);
+        let last = self.last_token.replace(now);
+        if last.is_none() {
+            self.first_token = Some(now);
+            self.times.note(Moment::FirstToken, now);
+        }
+        last
     }
 
     /// How it samples.
@@ -80,6 +116,11 @@ pub struct PromptProgress {
 }
 
 impl PromptProgress {
+    /// Tokens of the prompt.
+    pub fn num_tokens(&self) -> u32 {
+        self.num_tokens
+    }
+
     fn new(num_tokens: usize) -> Self {
         Self {
             num_tokens: u32::try_from(num_tokens).expect("a prompt has at most a u32 of tokens"),

@@ -5,14 +5,15 @@ use std::io::{self, Write};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Bytes that a writable pipe takes without blocking (PIPE_BUF).
-const PIECE: usize = 4096;
+pub const PIECE: usize = 4096;
 
 /// Drops lines if the reader is gone or its pipe is full.
 pub struct LossyStderr;
 
 impl Write for LossyStderr {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        for piece in line.chunks(PIECE) {
+        let lines = line.split_inclusive(|byte| *byte == b'\n');
+        for piece in lines.flat_map(|line| line.chunks(PIECE)) {
             if !is_writable() || io::stderr().write_all(piece).is_err() {
                 break;
             }

@@ -36,6 +36,8 @@ pub struct Metrics {
     pub step_model: StepModelMetrics,
     /// Latencies.
     pub latency: LatencyMetrics,
+    /// Tokens of requests.
+    pub sizes: SizeMetrics,
     /// The group's steps.
     pub group: GroupMetrics,
     /// Masks of constrained answers.
@@ -427,6 +429,10 @@ pub struct LatencyMetrics {
     pub end_to_end: Histogram,
     /// Submit to first row in a plan.
     pub queue: Histogram,
+    /// First row in a plan to first token.
+    pub prefill: Histogram,
+    /// First token to end.
+    pub decode: Histogram,
 }
 
 impl LatencyMetrics {
@@ -447,6 +453,43 @@ impl LatencyMetrics {
             ),
             end_to_end: seconds("plait_e2e_seconds", "Submit to end"),
             queue: seconds("plait_queue_seconds", "Submit to first row in a step"),
+            prefill: seconds(
+                "plait_prefill_seconds",
+                "First row in a step to the result that brought the first token, preemptions included",
+            ),
+            decode: seconds(
+                "plait_decode_seconds",
+                "First token to end, of requests that had a token",
+            ),
+        }
+    }
+}
+
+/// Of requests that ended.
+#[derive(Debug)]
+pub struct SizeMetrics {
+    /// Tokens of the prompt.
+    pub prompt: Histogram,
+    /// Tokens sampled.
+    pub output: Histogram,
+}
+
+impl SizeMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let mut tokens = |name: &str, help: &str| {
+            let histogram = Histogram::of_tokens(21);
+            registry.register(name, help, histogram.clone());
+            histogram
+        };
+        Self {
+            prompt: tokens(
+                "plait_request_prompt_tokens",
+                "Prompt tokens of each request that ended; each choice counts as one",
+            ),
+            output: tokens(
+                "plait_request_output_tokens",
+                "Output tokens of each request that ended; each choice counts as one",
+            ),
         }
     }
 }
@@ -516,6 +559,7 @@ impl Metrics {
             scheduler: SchedulerMetrics::register(&mut registry),
             step_model: StepModelMetrics::register(&mut registry),
             latency: LatencyMetrics::register(&mut registry),
+            sizes: SizeMetrics::register(&mut registry),
             group: GroupMetrics::register(&mut registry),
             masks: MaskMetrics::register(&mut registry),
             losses: LossMetrics::register(&mut registry),
@@ -554,7 +598,9 @@ pub struct EngineMetrics {
     front_door: Registry,
     /// Of requests that constrain their answers.
     pub grammars: GrammarMetrics,
-    of_grammars: Registry,
+    /// Bytes of answers that wait for the writer thread, and for Python.
+    pub untaken_bytes: [Gauge; 2],
+    of_engine: Registry,
 }
 
 impl EngineMetrics {
@@ -569,13 +615,20 @@ impl EngineMetrics {
             [only] => only.requests.rejected.clone(),
             _ => Rejections::register(&mut front_door),
         };
-        let mut of_grammars = Registry::default();
+        let mut of_engine = Registry::default();
         Self {
             replicas,
             rejections,
             front_door,
-            grammars: GrammarMetrics::register(&mut of_grammars),
-            of_grammars,
+            grammars: GrammarMetrics::register(&mut of_engine),
+            untaken_bytes: labelled(
+                &mut of_engine,
+                "plait_untaken_bytes",
+                "Bytes of answers that wait for the thread that writes streams, and for the front door",
+                "reader",
+                ["writer", "front_door"],
+            ),
+            of_engine,
         }
     }
 
@@ -588,7 +641,7 @@ impl EngineMetrics {
     pub fn render(&self) -> String {
         let pages = self.replicas.iter().map(|replica| replica.render());
         let pages: Vec<String> = pages.chain([render(&self.front_door)]).collect();
-        merge_pages(&pages) + &render(&self.of_grammars) + "# EOF\n"
+        merge_pages(&pages) + &render(&self.of_engine) + "# EOF\n"
     }
 }
 

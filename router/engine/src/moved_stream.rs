@@ -6,11 +6,11 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use plait_core::{MovedRequest, RequestId};
-use plait_openai::ResponseWriter;
 
 use crate::live_request::LiveRequest;
 use crate::masks::ConstrainedAnswer;
 use crate::output_queue::StreamId;
+use crate::stream_times::TimedResponse;
 
 /// A request that has left its scheduler.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub struct MovedStream {
     /// The replica that takes it.
     pub target: u32,
     /// Writes its response; None if all of it has ended.
-    pub response: Option<Box<ResponseWriter>>,
+    pub response: Option<TimedResponse>,
     /// Those that the scheduler had.
     pub choices: Vec<MovedChoice>,
 }

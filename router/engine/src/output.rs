@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender};
 use plait_core::{FinishReason, RequestId, TokenId};
-use plait_openai::{ApiError, Pushed, ResponseState, ResponseWriter, TokenLogprobs};
+use plait_openai::{ApiError, Pushed, ResponseState, TokenLogprobs};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -13,6 +13,7 @@ use crate::metrics::Ending;
 use crate::moved_stream::MovedStream;
 use crate::output_queue::{self, LAST, StreamId};
 use crate::shared::{ReplicaShared, Shared};
+use crate::stream_times::{Moment, TimedResponse};
 
 /// The driver's event for a stream.
 #[derive(Debug)]
@@ -22,7 +23,7 @@ pub enum StreamEvent {
         /// Which.
         stream: StreamId,
         /// Writes its response.
-        response: Box<ResponseWriter>,
+        response: TimedResponse,
         /// One for each choice.
         requests: SmallVec<[RequestId; 1]>,
     },
@@ -74,7 +75,7 @@ pub enum StreamEvent {
         /// Which.
         stream: StreamId,
         /// Writes its response.
-        response: Box<ResponseWriter>,
+        response: TimedResponse,
         /// Those that have not ended, with their choices.
         choices: Vec<(RequestId, usize)>,
     },
@@ -91,7 +92,7 @@ pub enum StreamEvent {
 
 /// A stream whose response is being written.
 struct OpenResponse {
-    response: Box<ResponseWriter>,
+    response: TimedResponse,
     requests: SmallVec<[RequestId; 1]>,
 }
 
@@ -115,7 +116,7 @@ pub struct Output {
 /// An answer of which only the body is still to be written.
 pub struct EndedResponse {
     stream: StreamId,
-    response: Box<ResponseWriter>,
+    response: TimedResponse,
 }
 
 /// Writes bodies that would hold up the output thread, until that has ended.
@@ -251,7 +252,7 @@ impl Output {
     fn open(
         &mut self,
         stream: StreamId,
-        response: Box<ResponseWriter>,
+        response: TimedResponse,
         choices: impl Iterator<Item = (RequestId, usize)>,
     ) {
         let requests = choices.map(|(request, choice)| {
@@ -344,7 +345,7 @@ impl Output {
         let Some(OpenResponse { response, .. }) = self.streams.remove(&stream) else {
             return;
         };
-        output_queue::append_used(&mut self.records, stream, response.num_tokens(), ending);
+        self.append_used(stream, &response, ending);
         if response.defers_body() {
             // The thread that writes bodies ends after this one.
             let _sent = self.bodies.send(EndedResponse { stream, response });
@@ -355,10 +356,17 @@ impl Output {
         let Some(OpenResponse { response, requests }) = self.streams.remove(&stream) else {
             return;
         };
-        output_queue::append_used(&mut self.records, stream, response.num_tokens(), ending);
+        self.append_used(stream, &response, ending);
         for request in requests {
             self.choices.remove(&request);
         }
+    }
+
+    fn append_used(&mut self, stream: StreamId, response: &TimedResponse, ending: Ending) {
+        let times = &response.times;
+        times.note(Moment::End, self.shared.clock.now());
+        let num_tokens = response.num_tokens();
+        output_queue::append_used(&mut self.records, stream, num_tokens, ending, times);
     }
 
     fn find(&mut self, request: RequestId) -> Option<(ChoiceLocation, &mut OpenResponse)> {

@@ -6,6 +6,7 @@ use std::{io, mem};
 use plait_openai::ApiError;
 
 use crate::metrics::Ending;
+use crate::stream_times::StreamTimes;
 use crate::wakeup::Wakeup;
 
 /// Bytes that may wait for Python. Beyond this the threads that make them wait, and generation with them, so memory
@@ -23,7 +24,7 @@ pub const TOO_SLOW: u8 = 4;
 /// Record flag: the client is gone.
 pub const GONE: u8 = 8;
 /// Record flag: the payload is two u64, the tokens of the stream's prompts and of its output, and a byte, the
-/// [`Ending`] of the choice that ended last. It comes once a stream
+/// [`Ending`] of the choice that ended last; then the stream's times ([`StreamTimes::write`]). It comes once a stream
 /// that began to be served has ended, in whatever way: before an error record, around any other last one.
 pub const USED: u8 = 16;
 
@@ -89,6 +90,11 @@ impl OutputQueue {
         records.clear();
         drop(untaken);
         self.wakeup.signal();
+    }
+
+    /// Bytes that wait for the reader now.
+    pub fn num_untaken(&self) -> usize {
+        self.lock().bytes.len()
     }
 
     /// Adds a whole answer; waits as [`OutputQueue::put`] does.
@@ -179,17 +185,19 @@ pub fn append_error(records: &mut Vec<u8>, stream: StreamId, error: &ApiError) {
     });
 }
 
-/// Appends the record of how many tokens a stream has taken.
+/// Appends the record of how many tokens a stream has taken, and when.
 pub fn append_used(
     records: &mut Vec<u8>,
     stream: StreamId,
     [prompt, output]: [u64; 2],
     ending: Ending,
+    times: &StreamTimes,
 ) {
     append_record(records, stream, |payload| {
         payload.extend_from_slice(&prompt.to_le_bytes());
         payload.extend_from_slice(&output.to_le_bytes());
         payload.push(ending as u8);
+        times.write(payload);
         ((), USED)
     });
 }

@@ -31,6 +31,7 @@ use crate::output_queue::StreamId;
 use crate::shared::{ReplicaShared, Shared};
 use crate::step::{MeasuredRow, NewSlots, PlanWriter, StepInFlight};
 use crate::step_trace::StepRecorder;
+use crate::stream_times::{Moment, StreamTimes, TimedResponse};
 use crate::timeouts::Timeouts;
 
 /// What a replica is started with.
@@ -162,10 +163,13 @@ impl Serving {
             prepared,
             constrained,
         } = admission;
+        let times = Arc::new(StreamTimes::new(received));
         let (mut submitted, mut lives) = (Vec::new(), Vec::new());
         for PreparedPrompt { request, choices } in prepared.prompts {
             let choices = choices.into_iter();
-            lives.extend(choices.map(|it| LiveRequest::new(&request, it, stream, received)));
+            lives.extend(
+                choices.map(|it| LiveRequest::new(&request, it, stream, received, times.clone())),
+            );
             submitted.push(request);
         }
         let num_prompts = submitted.len();
@@ -187,7 +191,7 @@ impl Serving {
         self.streams.insert(stream, requests.clone());
         self.events.push(StreamEvent::Open {
             stream,
-            response: Box::new(prepared.response),
+            response: TimedResponse::new(prepared.response, times),
             requests: requests.clone(),
         });
         for (request, answer) in requests.iter().zip(constrained) {
@@ -302,6 +306,7 @@ impl Serving {
     /// Plans the next step, if there is something to do.
     pub fn plan_step(&mut self, now: Micros) -> Option<PlannedStep> {
         let plan = self.scheduler.plan(now);
+        self.note_preempted(now);
         self.fail_rejected();
         let plan = plan?;
         let step = self.remember(&plan, now);
@@ -320,6 +325,14 @@ impl Serving {
             plan,
             step,
         })
+    }
+
+    fn note_preempted(&mut self, now: Micros) {
+        for request in self.scheduler.take_preempted() {
+            if let Some(live) = self.requests.get(&request) {
+                live.times.note(Moment::Preempted, now);
+            }
+        }
     }
 
     fn adjustments_of(&self, plan: &Plan) -> Vec<Adjustment> {
@@ -527,11 +540,13 @@ impl Serving {
     fn remember(&mut self, plan: &Plan, now: Micros) -> StepInFlight {
         let queue = &self.config.own.metrics.latency.queue;
         for new in &plan.new_slots {
-            let live = &self.requests[&new.request];
-            if new.waited.is_some() {
-                queue.observe(since(live.received, now));
+            if let Some(live) = self.requests.get_mut(&new.request) {
+                live.begin(now);
+                if new.waited.is_some() {
+                    queue.observe(since(live.received, now));
+                }
+                self.first_uses.begin(new.request, live.way());
             }
-            self.first_uses.begin(new.request, live.way());
         }
         for row in &plan.prefill {
             let live = self.requests.get_mut(&row.request);

@@ -60,6 +60,9 @@ pub struct EngineSettings {
     pub capture_timeout_seconds: f64,
     /// `debug`, `info`, `warning` or `error`.
     pub log_level: LogLevel,
+    /// Log lines are JSON objects.
+    #[serde(default)]
+    pub log_json: bool,
     /// Engines that step together with this one; None steps freely.
     pub group: Option<GroupMembership>,
     /// A replica that loses its ranks waits for others.

@@ -76,7 +76,8 @@ class Engine:
         A record is u64 stream, u8 flags, u32 length, payload. Flags: 1 last of its stream, 2 error, 4 the client reads
         too slowly, 8 it is gone (both without payload, of streams that were handed over), 16 tokens used: of a stream
         that has ended after its request began to be served, in whatever way: u64 of its prompts, u64 of its output, and
-        u8 why the last choice ended (0 stop, 1 length, 2 abort, 3 error). The payload of an error is
+        u8 why the last choice ended (0 stop, 1 length, 2 abort, 3 error), then its times: each a u8 (0 first row, 1
+        first token, 2 preempted, 3 end) and u64 microseconds since `submit`. The payload of an error is
         u16 HTTP status, u16 Retry-After in seconds (0: none), and a JSON body. Any other payload is SSE bytes, or one
         whole JSON body.
         """
@@ -127,7 +128,7 @@ class Engine:
     def list_requests(self) -> bytes | None:
         """JSON: `requests`, of `{stream, replica, running, prompt_tokens, output_tokens, seconds}` for each choice.
 
-        And `silent_replicas`, those that have not answered within 2 s; None if none has. Call it on a thread of its own.
+        And `silent_replicas`: those that have not answered within 2 s; None if none has. Call it on its own thread.
         """
 
     def set_log_level(self, level: str) -> None:

@@ -68,6 +68,7 @@ impl Serving {
         self.emit_prompt_logprobs(&step, result)?;
         let failed = self.emit_pooled(&step, result)?;
         let mut records = logprobs::of_samples(&step, result)?;
+        self.note_preempted(now);
         self.emit_outputs(now, &mut records);
         for stream in failed {
             if let Some(others) = self.streams.get(&stream).cloned() {
@@ -222,10 +223,14 @@ impl Serving {
             .get_mut(&request)
             .expect("the scheduler ends a request before it forgets it");
         let latency = &metrics.latency;
-        match live.last_token.replace(now) {
-            None => latency
-                .time_to_first_token
-                .observe(since(live.received, now)),
+        match live.take_tokens(num_tokens, now) {
+            None => {
+                latency
+                    .time_to_first_token
+                    .observe(since(live.received, now));
+                let first_row = live.first_row.unwrap_or(live.received);
+                latency.prefill.observe(since(first_row, now));
+            }
             Some(last) => latency.inter_token.observe(since(last, now)),
         }
         if std::mem::take(&mut live.awaits_token) {
@@ -247,10 +252,17 @@ impl Serving {
         self.masks.close(request);
         let metrics = &self.config.own.metrics;
         metrics.requests.finish(reason.into());
+        let now = self.config.shared.clock.now();
+        let latency = &metrics.latency;
+        latency.end_to_end.observe(since(live.received, now));
+        if let Some(first) = live.first_token {
+            latency.decode.observe(since(first, now));
+        }
         metrics
-            .latency
-            .end_to_end
-            .observe(since(live.received, self.config.shared.clock.now()));
+            .sizes
+            .prompt
+            .observe_tokens(live.prompt.num_tokens());
+        metrics.sizes.output.observe_tokens(live.num_output);
         if reason != FinishReason::Abort {
             self.events.push(StreamEvent::Finished { request, reason });
         }

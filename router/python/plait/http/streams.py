@@ -31,6 +31,8 @@ _TOO_SLOW = 4
 _GONE = 8
 _USED = 16
 _FACTS = struct.Struct("<QQB")
+_TIME = struct.Struct("<BQ")
+_MOMENTS = ("first_row", "first_token", "preempted", "end")
 _REASONS = ("stop", "length", "abort", "error")
 MAX_UNSETTLED = 4096
 """Streams that were left before their end, and whose tokens may still be told."""
@@ -65,6 +67,8 @@ class Used(msgspec.Struct, frozen=True):
     """Of all choices."""
     reason: str
     """Why the last choice ended: `stop`, `length`, `abort` or `error`."""
+    times: tuple[tuple[str, int], ...] = ()
+    """`first_row`, `first_token`, `preempted` (the first ones) and `end`, in microseconds since the engine got it."""
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,8 +112,10 @@ def parse_records(packed: bytes) -> Iterator[Record]:
 
 def _parse_record(flags: int, payload: bytes) -> Data | Failure | Gone | Used:
     if flags & _USED:
-        num_prompt, num_output, reason = _FACTS.unpack(payload)
-        return Used(num_prompt, num_output, _REASONS[reason])
+        num_prompt, num_output, reason = _FACTS.unpack_from(payload)
+        times = _TIME.iter_unpack(payload[_FACTS.size :])
+        named = tuple((_MOMENTS[moment], micros) for moment, micros in times)
+        return Used(num_prompt, num_output, _REASONS[reason], named)
     if flags & _GONE:
         return Gone()
     if flags & _TOO_SLOW:
