@@ -56,7 +56,7 @@ def ratio(part: str, whole: str, legend: str) -> Query:
 
 
 def percentiles(histogram: str) -> tuple[Query, ...]:
-    """Of a histogram of seconds, all servers together."""
+    """Of a histogram, all servers together."""
     buckets = f"sum by (le) ({_rate(histogram + '_bucket')})"
     return tuple(Query(f"histogram_quantile({share:g}, {buckets})", f"p{share * 100:g}") for share in PERCENTILES)
 
@@ -95,6 +95,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Between tokens (ITL)", "s", percentiles("plait_inter_token_seconds")),
         Panel("Whole requests", "s", percentiles("plait_e2e_seconds")),
         Panel("In the queue", "s", percentiles("plait_queue_seconds")),
+        Panel("First row to first token", "s", percentiles("plait_prefill_seconds")),
+        Panel("First token to end", "s", percentiles("plait_decode_seconds")),
+        Panel("Prompt tokens of a request", "short", percentiles("plait_request_prompt_tokens")),
+        Panel("Output tokens of a request", "short", percentiles("plait_request_output_tokens")),
     ),
     "Steps": (
         Panel("Steps a second", "short", (rate("plait_steps_total", "kind"),)),
@@ -134,6 +138,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Filling a mask", "s", percentiles("plait_mask_seconds")),
         Panel("Late masks a second", "short", (rate("plait_late_masks_total"),)),
         Panel("Tool calls a second", "short", (rate("plait_tool_calls_total", "outcome"),)),
+    ),
+    "Front door": (
+        Panel("Answers by path and status", "reqps", (rate("plait_http_answers_total", "path", "status"),)),
+        Panel("Event loop's lag", "s", percentiles("plait_event_loop_lag_seconds")),
+        Panel("Bytes untaken", "bytes", (gauge("plait_untaken_bytes", "instance", "reader"),)),
+        Panel("Requests of each key", "reqps", (rate("plait_key_requests_total", "key"),)),
+        Panel("Tokens of each key a second", "short", (rate("plait_key_tokens_total", "key", "of"),)),
     ),
     "Links": (
         Panel("Group's steps a second", "short", (rate("plait_group_step"), rate("plait_group_dummy_steps_total"))),

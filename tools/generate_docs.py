@@ -23,8 +23,10 @@ from plait.bench.settings import BenchSettings
 from plait.errors import ADVICE, MEANINGS
 from plait.flags import Flag, Parser, flags
 from plait.http.errors import ERRORS
+from plait.http.front_metrics import FrontMetrics
 from plait.http.key_file import KeyFile
 from plait.http.metrics_page import MetricsPage
+from plait.http.streams import Used
 from plait.http.vllm_metrics import NAMES
 from plait.kernels import KernelsSettings
 from plait.nodes.doctor import DoctorSettings
@@ -177,9 +179,18 @@ def _metrics_text() -> str:
         key_file.chmod(0o600)
         try:
             keys = KeyFile(key_file, "fcfs")
-            return MetricsPage(engine=engine, keys=keys, model="MODEL", page_size=PAGE_SIZE).text().decode()
+            page = MetricsPage(engine=engine, keys=keys, model="MODEL", page_size=PAGE_SIZE, front=_front_metrics())
+            return page.admin_text().decode()
         finally:
             engine.close()
+
+
+def _front_metrics() -> FrontMetrics:
+    """Those of a server that has answered."""
+    front = FrontMetrics()
+    front.count_answer("PATH", "STATUS")
+    front.count_use("KEY", Used(0, 0, "stop"))
+    return front
 
 
 def _metric_rows(text: str) -> Iterator[tuple[str, ...]]:

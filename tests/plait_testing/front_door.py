@@ -14,6 +14,8 @@ import httpx
 from plait.http.app import build_app
 from plait.http.auth import ApiKeys
 from plait.http.engine import SocketWriter, read_description
+from plait.http.front_metrics import FrontMetrics
+from plait.http.request_log import OnEnd, log_request
 from plait.http.server import http_server
 from plait.http.streams import Streams
 from plait.proxy_settings import ProxySettings
@@ -75,6 +77,8 @@ def open_door(
     sockets: SocketWriter | None = None,
     *,
     logs_requests: bool = False,
+    on_end: tuple[OnEnd, ...] = (),
+    front: FrontMetrics | None = None,
     tls: ssl.SSLContext | None = None,
     proxy: ProxySettings | None = None,
     http: HttpSettings | None = None,
@@ -86,7 +90,12 @@ def open_door(
     app = build_app(
         engine, streams, read_description(engine), keys, http or HttpSettings(), proxy=proxy or ProxySettings()
     )
-    server = http_server(app, logs_requests=logs_requests, tls=tls)
+    if logs_requests:
+        on_end = (*on_end, log_request)
+    if front is not None:
+        front.know(app.routes)
+        on_end = (*on_end, front.end_request)
+    server = http_server(app, on_end=on_end, on_use=front.end_use if front is not None else None, tls=tls)
     scheme = "http" if tls is None else "https"
 
     async def serve() -> None:

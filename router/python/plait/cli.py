@@ -14,9 +14,10 @@ from plait.config_file import add_config, apply_config
 from plait.errors import ADVICE, DONE, SettingsError, StartError
 from plait.flags import Parser, add_flags, name_as_typed, read_settings, reject_unknown
 from plait.kernels import ACTIONS, KernelsSettings, run_kernels
+from plait.log import say_last, write_json_lines
 from plait.nodes import cli as nodes
 from plait.offline.settings import RunBatchSettings
-from plait.output import discard_output, say
+from plait.output import discard_output
 from plait.plan.settings import PlanSettings
 from plait.process_environment import prepare_environment
 from plait.settings import ChatSettings, ServeSettings
@@ -36,13 +37,14 @@ def main() -> NoReturn:
 
 def run(argv: list[str]) -> int:
     """Run one command; the exit code. The last line on standard error says what is wrong and what to do."""
+    write_json_lines("--log-json" in argv)  # for what is wrong with other flags
     try:
         return _run(argv)
     except StartError as error:
-        say(name_as_typed(_last_line(error), ServeSettings, argv), sys.stderr)
+        say_last(name_as_typed(_last_line(error), ServeSettings, argv))
         return error.exit_code
     except KeyboardInterrupt:  # before the server handles signals itself
-        say("Stopped", sys.stderr)
+        say_last("Stopped", "INFO")
         return DONE
     except BrokenPipeError:
         discard_output()
@@ -120,6 +122,7 @@ def build_arg_parsers() -> tuple[Parser, dict[str, Parser]]:
 def _serve(args: argparse.Namespace) -> int:
     apply_config(args, ServeSettings)
     settings = read_settings(args, ServeSettings)
+    write_json_lines(settings.logs.log_json)
     check_settings(settings)
     check_model_is_named(args.model, settings.http.served_model_name or ())
     from plait.launch.serve import serve

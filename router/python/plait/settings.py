@@ -22,6 +22,7 @@ from plait.metrics_settings import MetricsSettings
 from plait.proxy_settings import ProxySettings
 from plait.setting import Setting
 from plait.tls_settings import TlsSettings
+from plait.trace_settings import TraceSettings
 
 DRAFT_TOKENS = 0
 """Speculative tokens of a decode row: no attention backend verifies any yet."""
@@ -551,6 +552,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: one f
     restarts: RestartSettings = RestartSettings()
     logs: LogSettings = LogSettings()
     metrics: MetricsSettings = MetricsSettings()
+    traces: TraceSettings = TraceSettings()
 
 
 class TalkSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -645,6 +647,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: ever
     load_timeout_seconds: float
     capture_timeout_seconds: float
     log_level: LogLevel
+    log_json: bool
     group: GroupMembership | None
     """None: the engine steps on its own."""
     restarts_ranks: bool
@@ -689,6 +692,7 @@ def engine_settings(
         load_timeout_seconds=settings.process.load_timeout_seconds,
         capture_timeout_seconds=settings.process.capture_timeout_seconds,
         log_level=settings.process.log_level,
+        log_json=settings.logs.log_json,
         group=group,
         restarts_ranks=settings.restarts.restart != "never",
         remote_workers=remote_workers,

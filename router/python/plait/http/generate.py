@@ -72,7 +72,7 @@ class GenerateRoute:
             msgspec.json.encode(request),
             request.tenant,
             may_hand_over=socket is not None,
-            on_used=also_told(scope, on_used),
+            on_used=also_told(scope, on_used, request),
             caller=caller_of(scope),
         )
         watch = asyncio.create_task(leave_with_client(receive, stream))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from plait.errors import SettingsError
-from plait.output import forward_to_stderr
+from plait.log import log
 
 POLL_SECONDS = 1.0
 V = TypeVar("V")
@@ -65,7 +65,7 @@ class LiveFiles(ABC, Generic[V]):
         except SettingsError as error:
             if str(error) != self.problem:
                 self.num_refused += 1
-                self._log(f"kept {self.shown_kept()} read before, for {error}")
+                self._log(f"kept {self.shown_kept()} read before, for {error}", "WARNING")
             self.problem = str(error)
             return
         self.num_loaded += 1
@@ -78,8 +78,9 @@ class LiveFiles(ABC, Generic[V]):
             await asyncio.sleep(POLL_SECONDS)
             await asyncio.to_thread(self.poll)
 
-    def _log(self, what: str) -> None:
-        forward_to_stderr(f"{self._name}: {what}\n".encode())
+    def _log(self, what: str, level: str = "INFO") -> None:
+        line = f"{self._name}: {what}"
+        log("http", line, level, text=line)
 
     def _stamps(self) -> tuple[_Stamp | None, ...]:
         return tuple(_stamp(path) for path in self._paths)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from plait.http.engine import EngineHandle, Status, read_status
+from plait.http.front_metrics import FrontMetrics
 from plait.http.key_file import KeyFile, with_key_metrics
 from plait.http.vllm_metrics import escaped, vllm_metrics
 
@@ -20,14 +21,22 @@ class MetricsPage(msgspec.Struct, frozen=True, kw_only=True):
     """The model id that requests ask for."""
     page_size: int
     """Tokens of a KV page."""
+    front: FrontMetrics
     has_vllm_names: bool = False
 
     def text(self) -> bytes:
-        """OpenMetrics text."""
+        """OpenMetrics text, as clients read it."""
+        return self._text(with_keys=False)
+
+    def admin_text(self) -> bytes:
+        """The same for operators: with what each key took."""
+        return self._text(with_keys=True)
+
+    def _text(self, *, with_keys: bool) -> bytes:
         text = self.engine.metrics()
         if self.keys is not None:
             text = with_key_metrics(text, self.keys)
-        own = text.removesuffix(_EOF) + self._server_info()
+        own = text.removesuffix(_EOF) + self.front.text(with_keys=with_keys) + self._server_info()
         return own + (self._vllm(own) if self.has_vllm_names else b"") + _EOF
 
     def _server_info(self) -> bytes:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from starlette.types import Scope
 
+from plait.http.api import GenerateRequest
 from plait.http.identity import KEY
 from plait.http.key_terms import KeyTerms
 from plait.http.request_ids import REQUEST_ID
 from plait.http.streams import Caller, OnUsed, Used
+from plait.log import Field
 
 MAX_PATH_CHARACTERS = 256
 
 _FACTS = "plait.request_facts"
+
+
+OnUse = Callable[[Scope, Used], None]
 
 
 class RequestFacts(msgspec.Struct):
@@ -23,21 +30,33 @@ class RequestFacts(msgspec.Struct):
 
     used: Used | None = None
     """None: nothing was generated, or the client left before the engine's end."""
+    model: str | None = None
+    """As asked for; None: the request did not come to the engine."""
+    is_streamed: bool = False
+    submitted_ns: int = 0
+    """When the engine got it, since the epoch."""
+    tell: OnUsed | None = None
+    """Called with `used` as well, maybe after the answer has ended."""
 
     def take(self, used: Used) -> None:
         self.used = used
+        if self.tell is not None:
+            self.tell(used)
 
-    def shown(self) -> str:
-        """As fields of the log's line."""
-        if self.used is None:
-            return "prompt_tokens=- output_tokens=- reason=-"
+    def fields(self) -> dict[str, Field]:
+        """For the log's line."""
         used = self.used
-        return f"prompt_tokens={used.num_prompt_tokens} output_tokens={used.num_output_tokens} reason={used.reason}"
+        return {
+            "prompt_tokens": used.num_prompt_tokens if used else None,
+            "output_tokens": used.num_output_tokens if used else None,
+            "reason": used.reason if used else None,
+        }
 
 
-def collect_facts(scope: Scope) -> RequestFacts:
+def collect_facts(scope: Scope, on_use: OnUse | None = None) -> RequestFacts:
     """Facts that `also_told` fills in, further in."""
-    scope[_FACTS] = facts = RequestFacts()
+    tell = partial(on_use, scope) if on_use is not None else None
+    scope[_FACTS] = facts = RequestFacts(tell=tell)
     return facts
 
 
@@ -53,11 +72,14 @@ def caller_of(scope: Scope) -> Caller:
     return Caller(id=request, path=path, key=key_name(scope), began=time.monotonic())
 
 
-def also_told(scope: Scope, on_used: OnUsed | None) -> OnUsed | None:
-    """`on_used`, and the request's facts if they are collected."""
+def also_told(scope: Scope, on_used: OnUsed | None, request: GenerateRequest) -> OnUsed | None:
+    """`on_used`, and the request's facts if they are collected. The engine gets the request next."""
     facts: RequestFacts | None = scope.get(_FACTS)
-    if facts is None or on_used is None:
-        return on_used if facts is None else facts.take
+    if facts is None:
+        return on_used
+    facts.model, facts.is_streamed, facts.submitted_ns = request.model, request.stream, time.time_ns()
+    if on_used is None:
+        return facts.take
 
     def tell_both(used: Used) -> None:
         facts.take(used)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 import uvicorn
 from fastapi import FastAPI
 
 from plait.http.connection_limits import KEEP_ALIVE_SECONDS, BoundedHttp
-from plait.http.request_log import Identified
+from plait.http.request_facts import OnUse
+from plait.http.request_log import Identified, OnEnd
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIApplication
@@ -28,10 +29,19 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def http_server(app: FastAPI, *, logs_requests: bool = False, tls: ssl.SSLContext | None = None) -> HttpServer:
-    """The server of `app`, over HTTPS with `tls`. Give `serve` a listening socket; set `should_exit` to end it."""
+def http_server(
+    app: FastAPI,
+    *,
+    on_end: Sequence[OnEnd] = (),
+    on_use: OnUse | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> HttpServer:
+    """The server of `app`, over HTTPS with `tls`; who is told of its answers is as for `Identified`.
+
+    Give `serve` a listening socket; set `should_exit` to end it.
+    """
     config = uvicorn.Config(
-        cast("ASGIApplication", Identified(app, logs_requests=logs_requests)),
+        cast("ASGIApplication", Identified(app, on_end, on_use)),
         http=BoundedHttp,
         ws="none",
         lifespan="off",

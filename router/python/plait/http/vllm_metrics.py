@@ -34,6 +34,10 @@ NAMES: dict[str, tuple[str, ...]] = {
     "plait_inter_token_seconds": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
     "plait_e2e_seconds": ("vllm:e2e_request_latency_seconds",),
     "plait_queue_seconds": ("vllm:request_queue_time_seconds",),
+    "plait_prefill_seconds": ("vllm:request_prefill_time_seconds",),
+    "plait_decode_seconds": ("vllm:request_decode_time_seconds",),
+    "plait_request_prompt_tokens": ("vllm:request_prompt_tokens",),
+    "plait_request_output_tokens": ("vllm:request_generation_tokens",),
 }
 """vLLM's names by ours; counters without `_total`. The second ones are of older versions, which gateways still read."""
 _LABELS = {"replica": "engine", "reason": "finished_reason"}

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
@@ -20,11 +21,14 @@ from plait.http.admin import Admin
 from plait.http.app import build_app
 from plait.http.connection_limits import MAX_CONNECTIONS
 from plait.http.engine import Description, Status, read_description, read_status
+from plait.http.front_metrics import FrontMetrics
 from plait.http.key_file import KeyFile
 from plait.http.metrics_page import MetricsPage
+from plait.http.request_log import OnEnd, log_request
 from plait.http.server import http_server
 from plait.http.streams import Streams
 from plait.http.tls import TlsFiles, tls_files
+from plait.http.trace_endpoint import open_traces
 from plait.launch.admin_server import AdminServer, admin_keys, open_admin
 from plait.launch.engine_start import open_engine, with_sizes, write_config
 from plait.launch.group_place import group_place
@@ -44,6 +48,9 @@ from plait.restarts import RestartBudget
 from plait.settings import ServeSettings
 from plait.shared_memory import note_for_ranks, shm_bytes
 
+if TYPE_CHECKING:
+    from plait.http.traces import Traces
+
 
 def serve(
     model: str | None,
@@ -60,6 +67,7 @@ def serve(
     key_file = settings.http.api_key_file
     keys = KeyFile(Path(key_file), settings.scheduler.policy) if key_file is not None else None
     tls = tls_files(settings.tls)
+    traces = open_traces(settings.traces)
     admin = admin_keys(settings.admin)
     group = group_place(settings)
     remote = remote_workers(settings)
@@ -97,7 +105,9 @@ def serve(
         if remote is not None:
             say(f"{AWAITED}{config}")
         _allow_connections()
-        service = _Service(engine, description, settings, keys, tls, listener, secrets.salt_key, budget, local.path)
+        service = _Service(
+            engine, description, settings, keys, tls, listener, secrets.salt_key, budget, local.path, traces
+        )
         if admin_listener is not None:
             service.add_admin(admin_listener, admin)
         return uvloop.run(service.run(config))
@@ -136,6 +146,7 @@ class _Service:
         salt_key: bytes,
         budget: RestartBudget | None,
         model: Path,
+        traces: Traces | None,
     ) -> None:
         self._engine = engine
         self._description = description
@@ -144,7 +155,8 @@ class _Service:
         self._streams = Streams(engine, engine)
         self._keys, self._tls = keys, tls
         pooling = settings.pooling.pooling
-        self._metrics = _metrics_page(engine, description, keys, settings)
+        self._front, self._traces = FrontMetrics(), traces
+        self._metrics = _metrics_page(engine, description, keys, settings, self._front)
         self._app = build_app(
             engine,
             self._streams,
@@ -157,10 +169,11 @@ class _Service:
             self._metrics,
         )
         self._admin: AdminServer | None = None
-        is_heard = settings.process.log_level in ("debug", "info")
+        self._front.know(self._app.routes)
         self._http = http_server(
             self._app,
-            logs_requests=settings.logs.enable_log_requests and is_heard,
+            on_end=list(self._watchers()),
+            on_use=self._front.end_use if keys is not None else None,
             tls=tls.listening() if tls is not None else None,
         )
         self._url = url(listener, has_tls=tls is not None)
@@ -168,6 +181,15 @@ class _Service:
         self._num_signals = 0
         self._deadline: asyncio.TimerHandle | None = None
         self._grace_seconds = TERM_SECONDS
+
+    def _watchers(self) -> Iterator[OnEnd]:
+        """Who is told of each answer."""
+        yield self._front.end_request
+        is_heard = self._settings.process.log_level in ("debug", "info")
+        if self._settings.logs.enable_log_requests and is_heard:
+            yield log_request
+        if self._traces is not None:
+            yield self._traces.end_request
 
     def add_admin(self, listener: socket.socket, keys: KeyFile | None) -> None:
         """Serve operators on this socket too."""
@@ -177,7 +199,7 @@ class _Service:
             description=self._description,
             settings=msgspec.to_builtins(self._settings),
             url=self._url,
-            metrics=self._metrics.text,
+            metrics=self._metrics.admin_text,
             drain=self._drain_within,
             keys=keys,
         )
@@ -193,6 +215,7 @@ class _Service:
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         watches = [asyncio.create_task(files.watch()) for files in (self._keys, self._tls) if files is not None]
         watches.append(asyncio.create_task(self._streams.hold_lines()))
+        watches.append(asyncio.create_task(self._front.watch_lag()))
         if self._admin is not None:
             watches.append(asyncio.create_task(self._admin.watch_keys()))
             admin = asyncio.create_task(self._admin.serve())
@@ -221,6 +244,8 @@ class _Service:
         self._http.should_exit = True
         await asyncio.gather(http, supervision.end(has_failed, self._grace_seconds))
         self._streams.detach(asyncio.get_running_loop())
+        if self._traces is not None:
+            self._traces.close()
 
     def _on_signal(self) -> None:
         self._num_signals += 1
@@ -256,7 +281,7 @@ class _Service:
 
 
 def _metrics_page(
-    engine: Engine, description: Description, keys: KeyFile | None, settings: ServeSettings
+    engine: Engine, description: Description, keys: KeyFile | None, settings: ServeSettings, front: FrontMetrics
 ) -> MetricsPage:
     page_size = settings.pages.page_size
     assert page_size is not None, "with_sizes fills it in"
@@ -265,6 +290,7 @@ def _metrics_page(
         keys=keys,
         model=description.model_id,
         page_size=page_size,
+        front=front,
         has_vllm_names=settings.metrics.metric_names == "plait,vllm",
     )
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from plait.launch.rank_end import LastLines, exit_code_of, reason_of
+from plait.log import RankLines, writes_json
 from plait.output import forward_to_stderr, stderr_fd
 
 TERM_SECONDS = 5.0
@@ -40,8 +41,8 @@ def start_process(words: Sequence[str], stdin: int, environment: Environment = N
     return subprocess.Popen(
         [sys.executable, "-m", "plait_worker", *words],
         stdin=stdin,
-        stdout=stderr_fd(),
-        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE if writes_json() else stderr_fd(),
+        stderr=subprocess.STDOUT if writes_json() else subprocess.PIPE,
         start_new_session=True,
         env=environment,
     )
@@ -56,6 +57,7 @@ class Worker:
         self._process = process
         self._pidfd = os.pidfd_open(self._process.pid)
         self._lines = LastLines()
+        self._json = RankLines(rank) if writes_json() else None
         self._exited = asyncio.Event()
 
     @property
@@ -72,7 +74,7 @@ class Worker:
         return said if code < 0 or not last or said.endswith(last) else f"{said}: {last}"
 
     def watch(self, loop: asyncio.AbstractEventLoop, on_exit: OnExit) -> None:
-        """Forward its lines to standard error, and call `on_exit` once when it has exited."""
+        """Forward its lines to standard error, in the log's format, and call `on_exit` once when it has exited."""
         os.set_blocking(self._stderr, False)
         loop.add_reader(self._stderr, self._forward, loop)
         loop.add_reader(self._pidfd, self._reap, loop, on_exit)
@@ -118,7 +120,7 @@ class Worker:
 
     @property
     def _stderr(self) -> int:
-        pipe = self._process.stderr
+        pipe = self._process.stderr or self._process.stdout
         if pipe is None:
             raise RuntimeError("the process was started with a pipe")
         return pipe.fileno()
@@ -136,7 +138,10 @@ class Worker:
             text = os.read(self._stderr, 65_536)
         except BlockingIOError:
             return True
-        forward_to_stderr(text)
+        if self._json is not None:
+            self._json.add(text)
+        else:
+            forward_to_stderr(text)
         for line in text.decode(errors="replace").split("\n"):
             self._lines.add(line)
         return bool(text)
@@ -146,6 +151,8 @@ class Worker:
         loop.remove_reader(self._stderr)
         self._process.wait()
         self._copy_lines()
+        if self._json is not None:
+            self._json.add(b"")
         os.close(self._pidfd)
         self._exited.set()
         on_exit(self)
