@@ -21,7 +21,7 @@ use crate::group::{GroupProblem, GroupSettings, Seat};
 use crate::intake::Intake;
 use crate::kv_events::{KvEventQueue, KvEventSender, KvEventsProblem, Origin, Publisher};
 use crate::link::{Link, LinkError};
-use crate::listing::{ListedReplicas, PATIENCE};
+use crate::listing::{ANSWER_TIMEOUT, ListedReplicas};
 use crate::logging;
 use crate::mailbox::Mail;
 use crate::masks::{MaskJobs, mask_threads};
@@ -381,7 +381,7 @@ impl Engine {
             (replica, num_before)
         });
         let asked: Vec<_> = asked.collect();
-        let (mut all, deadline) = (ListedReplicas::default(), Instant::now() + PATIENCE);
+        let (mut all, deadline) = (ListedReplicas::default(), Instant::now() + ANSWER_TIMEOUT);
         for (replica, num_before) in asked {
             match replica.listing.wait(num_before, deadline) {
                 Some(listed) => all.requests.extend(listed),

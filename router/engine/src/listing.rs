@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::output_queue::StreamId;
 
 /// Longest wait for drivers, which may be in the middle of a plan.
-pub const PATIENCE: Duration = Duration::from_secs(2);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One request that has not ended. A stream has one for each choice.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -66,12 +66,10 @@ impl Listing {
 
     /// Waits for an answer after the first `num_before`; None if none came until `deadline`.
     pub fn wait(&self, num_before: u64, deadline: Instant) -> Option<Vec<ListedRequest>> {
-        let patience = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(Instant::now());
         let waited = self
             .changed
-            .wait_timeout_while(self.lock(), patience, |state| {
-                state.num_answers == num_before
-            });
+            .wait_timeout_while(self.lock(), left, |state| state.num_answers == num_before);
         let (state, _timed_out) = waited.unwrap_or_else(PoisonError::into_inner);
         (state.num_answers > num_before).then(|| state.requests.clone())
     }
