@@ -155,14 +155,14 @@ def main() -> None:
     parser.add_argument("--router-profile", default=RELEASE, help="of cargo; another than release is not `installed`")
     arguments = parser.parse_args()
     begin = time.time()
+    if arguments.router_profile != RELEASE:
+        arguments.stamp.unlink(missing_ok=True)
     install_torch()
     install_rooms(arguments.extras.split(","), arguments.router_profile)
     install_demo_model()
     warn_of_missing_kernels()
     if arguments.router_profile == RELEASE:
         stamp(arguments.stamp, begin)
-    else:
-        arguments.stamp.unlink(missing_ok=True)
     if arguments.test_stamp is not None and install_flashinfer():
         stamp(arguments.test_stamp, begin)
     say(f"installed in {sys.prefix} in {time.time() - begin:.0f} s")

@@ -38,6 +38,7 @@ from plait.bench.settings import (
 )
 from plait.errors import SettingsError
 from plait_proto import ExitCode
+from plait_testing.held_port import held_port
 from plait_testing.mock_timing import Timing
 from plait_testing.running_mock import Mock, as_sent, running_mock
 
@@ -419,7 +420,7 @@ def test_a_port_that_never_speaks_is_given_up_like_one_that_does_not_answer(
     ("words", "said"),
     [
         (["--url", "{url}/elsewhere"], "no OpenAI server at .*404"),
-        (["--url", "http://127.0.0.1:1"], "no OpenAI server at .*refused"),
+        (["--url", "{closed}"], "no OpenAI server at .*refused"),
         (["--url", "http://.here:80"], "no OpenAI server at http://.here:80"),
         (["--url", "http://" + 70 * "a"], "no OpenAI server at "),
         (["--url", "tcp://here"], "allowed: http://HOST:PORT"),
@@ -433,7 +434,9 @@ def test_a_port_that_never_speaks_is_given_up_like_one_that_does_not_answer(
 def test_what_cannot_be_loaded_is_said_in_one_sentence(
     mock: Mock, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = cli.run(["bench", "serve", *(word.replace("{url}", mock.url) for word in words)])
+    with held_port() as closed:
+        given = [word.replace("{url}", mock.url).replace("{closed}", f"http://127.0.0.1:{closed}") for word in words]
+        code = cli.run(["bench", "serve", *given])
     assert code == ExitCode.SETTINGS
     assert re.search(said, capsys.readouterr().err)
 

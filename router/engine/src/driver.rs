@@ -269,7 +269,7 @@ impl EventLoop {
                 (Mail::Drain, _) => self.drain(),
                 (Mail::RankEnded { rank, reason }, _) => self.rank_ended(rank, &reason),
                 (Mail::Restart, _) => self.restart(),
-                (Mail::GiveUp(why), _) => self.given_up = Some(why),
+                (Mail::GiveUp(why), _) => self.note_given_up(why),
                 (Mail::Abort(stream), _) => self.abort(stream),
                 (Mail::StopString(request), Some(serving)) => serving.stop(request),
                 (Mail::EndStream { stream, error }, _) => self.end_stream(stream, *error),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import select
@@ -100,7 +101,9 @@ class RankLines:
     def _write(self, line: str) -> None:
         now = datetime.now()
         if (found := _OF_RANK.match(line)) is not None:
-            now, self._level = datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f"), found[2]
+            with contextlib.suppress(ValueError):
+                now = datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f")
+            self._level = found[2]
             line = line[found.end() :]
         _write(_lines(now.astimezone(), self._level, self._source, line, {}))
 
@@ -118,6 +121,7 @@ def _write(lines: Iterator[bytes]) -> None:
 
 def _lines(now: datetime, level: str, source: str, message: str, fields: dict[str, Field]) -> Iterator[bytes]:
     """A line, or several if it would be longer than what a pipe takes as a whole: none is cut or mixed with another."""
+    message = message.encode(errors="backslashreplace").decode()
     head = {"time": now.isoformat(timespec="milliseconds"), "level": level, "source": source}
     line = msgspec.json.encode(head | {"message": message} | fields) + b"\n"
     if len(line) <= select.PIPE_BUF or len(message) < 2:
@@ -132,7 +136,10 @@ class _JsonHandler(logging.Handler):
     """For what Python's libraries log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        log(record.name, self.format(record), record.levelname)
+        try:
+            log(record.name, self.format(record), record.levelname)
+        except Exception:
+            self.handleError(record)
 
 
 _JSON = _JsonHandler()

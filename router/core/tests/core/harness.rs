@@ -367,7 +367,9 @@ impl Harness {
             .slots
             .iter()
             .map(|(slot, request)| (slot, &self.clients[request]));
-        for (slot, client) in alive.filter(|(_, client)| client.ended.is_none()) {
+        for (slot, client) in
+            alive.filter(|(_, client)| client.spec.is_masked && client.ended.is_none())
+        {
             let last = client.spec.prompt.len() + client.emitted.len() - 1;
             for kind in 0..self.num_kinds() {
                 let page = self

@@ -107,7 +107,17 @@ impl EventLoop {
         }
     }
 
-    /// The launcher has started no ranks, and starts none. Streams of which a thread fills a mask go first where another
+    /// The launcher starts no ranks any more. A replica whose new ranks are all there goes on with them.
+    pub(super) fn note_given_up(&mut self, why: String) {
+        if matches!(
+            self.stage,
+            Stage::Down { .. } | Stage::Handshaking { kept: Some(_), .. }
+        ) {
+            self.given_up = Some(why);
+        }
+    }
+
+    /// Ends a replica that gets no ranks. Streams of which a thread fills a mask go first where another
     /// replica serves: they can leave when it is there.
     pub(super) fn end_if_given_up(&mut self) {
         let number = self.own().number;

@@ -25,6 +25,7 @@ from plait.log import log
 from plait.version import version
 
 MAX_WAITING_SPANS = 2048
+_MAX_BATCH_SPANS = 512
 _EXPORT_SECONDS = 10.0
 _END_SECONDS = 2.0
 """For the last spans when the server ends."""
@@ -49,7 +50,10 @@ class Traces:
         )
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                exporter, max_queue_size=MAX_WAITING_SPANS, schedule_delay_millis=max(1.0, 1e3 * delay_seconds)
+                exporter,
+                max_queue_size=MAX_WAITING_SPANS,
+                max_export_batch_size=_MAX_BATCH_SPANS,
+                schedule_delay_millis=max(1.0, 1e3 * delay_seconds),
             )
         )
         self._tracer = self._provider.get_tracer("plait", version())
@@ -137,7 +141,10 @@ class _WarnsOnce(SpanExporter):
         self._num_lost = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        result = self._exporter.export(spans)
+        try:
+            result = self._exporter.export(spans)
+        except Exception:
+            result = SpanExportResult.FAILURE
         if result is not SpanExportResult.SUCCESS:
             if self._num_lost == 0:
                 where = f"{self._endpoint} does not take spans, which are lost until it does; requests go on"
