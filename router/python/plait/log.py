@@ -138,7 +138,7 @@ class _JsonHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             log(record.name, self.format(record), record.levelname)
-        except Exception:
+        except Exception:  # noqa: BLE001 (as logging's own handlers: a line that cannot be written ends nobody)
             self.handleError(record)
 
 

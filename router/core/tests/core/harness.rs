@@ -359,17 +359,16 @@ impl Harness {
         self.flushed.retain(|page| !unpublished.contains(page));
     }
 
-    /// Pages with the last known token of a request. That token's row may have run without its mask: then it is computed
-    /// again, and only then is the page published.
+    /// Pages with the last known token of a request whose row may have written it for nothing: without its mask, or
+    /// before draft tokens that were not accepted. It is computed again, and only then is the page published.
     fn pages_of_last_tokens(&self) -> BTreeSet<Page> {
+        let has_drafts = self.settings.runtime.draft_width > 0;
         let mut pages = BTreeSet::new();
-        let alive = self
-            .slots
-            .iter()
-            .map(|(slot, request)| (slot, &self.clients[request]));
-        for (slot, client) in
-            alive.filter(|(_, client)| client.spec.is_masked && client.ended.is_none())
-        {
+        for (slot, request) in &self.slots {
+            let client = &self.clients[request];
+            if client.ended.is_some() || !(client.spec.is_masked || has_drafts) {
+                continue;
+            }
             let last = client.spec.prompt.len() + client.emitted.len() - 1;
             for kind in 0..self.num_kinds() {
                 let page = self
