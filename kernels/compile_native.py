@@ -70,7 +70,7 @@ def build() -> list[Path]:
     """
     (ROOM / FOLDER).mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor() as pool:
-        made = dict(zip(levels(), pool.map(has_library, levels().items()), strict=True))
+        made = dict(zip(levels(), pool.map(has_library, levels()), strict=True))
     for level in (level for level, is_there in made.items() if not is_there):
         (ROOM / target(level)).unlink(missing_ok=True)
     if warning := missing_levels_warning(made):
@@ -78,10 +78,9 @@ def build() -> list[Path]:
     return [target(level) for level, is_there in made.items() if is_there]
 
 
-def has_library(level_options: tuple[str, tuple[str, ...]]) -> bool:
+def has_library(level: str) -> bool:
     """Whether a level's library is there, compiled now if need be."""
-    level, options = level_options
-    return is_current(level) or compile_level(level, options)
+    return is_current(level) or compile_level(level)
 
 
 def is_current(level: str) -> bool:
@@ -93,13 +92,13 @@ def is_current(level: str) -> bool:
     return library.stat().st_mtime > max(path.stat().st_mtime for path in made_of)
 
 
-def compile_level(level: str, options: tuple[str, ...]) -> bool:
+def compile_level(level: str) -> bool:
     """Whether the compiler exists and takes the sources; its messages go to standard error."""
     if (cxx := compiler()) is None:
         return False
     library = ROOM / target(level)
     unfinished = library.with_suffix(".unfinished")  # a compiler that is killed leaves no library that looks current
-    command = [cxx, *OPTIONS, "-fvisibility=hidden", *options, *map(str, SOURCES), "-o", str(unfinished)]
+    command = [cxx, *OPTIONS, "-fvisibility=hidden", *levels()[level], *map(str, SOURCES), "-o", str(unfinished)]
     is_made = subprocess.run(command, check=False).returncode == 0
     if is_made:
         unfinished.replace(library)

@@ -131,8 +131,10 @@ def test_a_collector_that_is_away_holds_no_request_and_no_end_up() -> None:
     ],
 )
 def test_an_endpoint_that_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(SettingsError, match=r"--otlp-traces-endpoint is .* such as http://127\.0\.0\.1:4318/v1/traces"):
+    said = r"--otlp-traces-endpoint is .* such as http://127\.0\.0\.1:4318/v1/traces"
+    with pytest.raises(SettingsError, match=said) as refused:
         check_endpoint(url)
+    assert "secret" not in str(refused.value)
 
 
 def test_an_endpoint_without_a_path_gets_the_usual_one() -> None:

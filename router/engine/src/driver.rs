@@ -493,8 +493,9 @@ impl EventLoop {
             self.take_masks();
             self.move_streams();
         }
-        self.own().status.fail(code, reason);
+        // Whoever reads that it failed is sent elsewhere.
         self.set_availability(Availability::Closed);
+        self.own().status.fail(code, reason);
         if let Some(group) = &mut self.driver.group {
             group.give_up(code, reason);
         }

@@ -75,11 +75,8 @@ impl LiveRequest {
 
     /// It has a row in a plan.
     pub fn begin(&mut self, now: Micros) {
-        if self
-            .first_row
-            .replace(self.first_row.unwrap_or(now))
-            .is_none()
-        {
+        if self.first_row.is_none() {
+            self.first_row = Some(now);
             self.times.note(Moment::FirstRow, now);
         }
     }

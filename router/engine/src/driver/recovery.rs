@@ -120,14 +120,13 @@ impl EventLoop {
     /// Ends a replica that gets no ranks. Streams of which a thread fills a mask go first where another
     /// replica serves: they can leave when it is there.
     pub(super) fn end_if_given_up(&mut self) {
-        let number = self.own().number;
-        let waits = |serving: &Serving| {
-            serving.awaits_mask_to_move() && self.shared().routes.has_other(number)
+        let Some(why) = self.given_up.take() else {
+            return;
         };
-        if self.given_up.is_some()
-            && !self.serving().is_some_and(waits)
-            && let Some(why) = self.given_up.take()
-        {
+        let has_other = self.shared().routes.has_other(self.own().number);
+        if has_other && self.serving().is_some_and(Serving::awaits_mask_to_move) {
+            self.given_up = Some(why);
+        } else {
             self.give_up(&why);
         }
     }

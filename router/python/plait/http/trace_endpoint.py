@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -32,8 +33,9 @@ def open_traces(settings: TraceSettings) -> Traces | None:
 
 def check_endpoint(url: str) -> str:
     """The URL, with the usual path if it has none. Raises `SettingsError` if spans cannot be sent there."""
+    shown = re.sub("//[^/]*@", "//...@", url)  # a password stays out of the log
     refused = SettingsError(
-        f"{_FLAG} is {url!r}; give the URL at which a collector takes OTLP over HTTP, such as "
+        f"{_FLAG} is {shown!r}; give the URL at which a collector takes OTLP over HTTP, such as "
         f"http://127.0.0.1:4318{_PATH} (its port for gRPC, usually 4317, speaks another protocol)"
     )
     try:
