@@ -102,6 +102,12 @@ def test_every_token_is_counted_and_no_latency_is_flattered(timing: Timing) -> N
         assert all(getattr(latency, column) >= getattr(true, column) for column in ("mean", "p50", "p99", "max"))
 
 
+def test_a_probe_whose_answer_comes_in_one_chunk_is_repeated_with_a_longer_answer() -> None:
+    timing = Timing(ttft=0.004, itl=0.002, tells="running-usage", tokens_per_chunk=PROBE_TOKENS)
+    with running_mock(timing) as mock:
+        assert measured(mock).run.counting == "running-usage"
+
+
 @pytest.mark.parametrize(("tells", "counting"), [("usage", "usage"), ("nothing", "chunks")])
 def test_a_server_that_tells_less_is_counted_by_what_it_tells(tells: str, counting: str) -> None:
     with running_mock(Timing(ttft=0.004, itl=0.002, tokens_per_chunk=2, tells=tells)) as mock:  # type: ignore[arg-type]

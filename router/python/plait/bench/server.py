@@ -18,6 +18,8 @@ from plait.errors import SettingsError, StartError
 
 CONNECT_SECONDS = 10.0
 PROBE_TOKENS = 8
+LONGER_PROBES = (32, 128)
+"""Tokens of further probes: a busy server may send a short answer in a single chunk."""
 # Cheapest for the server first: with token ids it also echoes the prompt's.
 _ASKING: dict[Counting, dict[str, object]] = {
     "running-usage": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
@@ -106,7 +108,7 @@ class Server:
         if self._settings.count_by != "auto":
             rungs = [self._settings.count_by]
         for counting in rungs:
-            probed = self._probe(prompt, counting)
+            probed = self._probe_chunks(prompt, counting)
             if _supports_counting(probed, counting):
                 self.counting = counting
                 return
@@ -174,6 +176,15 @@ class Server:
         if not served:
             raise self._no_server("its list of models is empty")
         return served
+
+    def _probe_chunks(self, prompt: bytes, counting: Counting) -> Probed:
+        """Probe again while a running usage comes in one chunk, which is no different from a usage at the end."""
+        probed = self._probe(prompt, counting)
+        for output_len in LONGER_PROBES:
+            if counting != "running-usage" or len(probed.response.counts) != 1:
+                break
+            probed = self._probe(prompt, counting, output_len)
+        return probed
 
     def _probe(self, prompt: bytes, counting: Counting, output_len: int = PROBE_TOKENS) -> Probed:
         answer, has_token_ids = Response(self._settings.stream, counting), False
