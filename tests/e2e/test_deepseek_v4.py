@@ -43,11 +43,11 @@ def test_tokens_are_transformers_in_every_way(
     model: Model, server: StartServer, sized: Callable[[int, int], int], record: Record, tmp_path: Path
 ) -> None:
     """At full size once more over poisoned caches: a step that writes elsewhere ends the server."""
-    num_prompts, longest = sized(8, 64), sized(160, 600)
+    num_prompts, longest, num_output = sized(8, 64), sized(160, 600), sized(24, 64)
     prompts = [some_ids(1 + (longest - 1) * i // (num_prompts - 1), i) for i in range(num_prompts)]
     random.Random(0).shuffle(prompts)
     for caches, way in list(itertools.product(("", ", poisoned caches"), WAYS))[: sized(1, 2 * len(WAYS))]:
-        length, pages = str(longest + 40), ("--num-pages", str(sized(16, 44))) if "a quarter" in way else ()
+        length, pages = str(longest + num_output), ("--num-pages", str(sized(16, 42))) if "a quarter" in way else ()
         flags = ("--dtype", "float32", "--max-seqs", "8", "--page-size", "16", "--max-model-len", length)
         with pytest.MonkeyPatch.context() as patch:
             if caches:
@@ -55,7 +55,7 @@ def test_tokens_are_transformers_in_every_way(
             one = server(model.path, *flags, *pages, *WAYS[way])
         assert one.url, one.errors
         with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(partial(ask, one, max_tokens=sized(24, 40)), prompts))
+            answers = list(pool.map(partial(ask, one, max_tokens=num_output), prompts))
         gaps = [model.check(prompt, output_of(answer)) for prompt, answer in zip(prompts, answers, strict=True)]
         num_preempted = read_metrics(one.url)[PREEMPTED]
         assert "a quarter" not in way or num_preempted >= sized(0, 21)

@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from plait_kernels.linear import Tile, gemm_tuning, tiles_for, tuning_file
+from plait_kernels.linear.gemm_tuning import int4_tiles_of
+from plait_kernels.linear.int4 import INTEGER, pack_int4
 
 HOPPER, BLACKWELL, ADA = (9, 0), (10, 0), (8, 9)
 FOLDER = Path(gemm_tuning.__file__).parent
@@ -19,7 +22,7 @@ ENTRIES = [
 @pytest.mark.parametrize(("table", "shape", "most_rows", "numbers"), ENTRIES)
 def test_tiles_take_their_matrices(table: str, shape: str, most_rows: str, numbers: list[int]) -> None:
     num_outputs, num_inputs = map(int, shape.rpartition(" ")[2].split("x"))
-    assert most_rows in ("16", "32", "64")
+    assert most_rows in (("1", "8", "16", "64", "256") if shape.startswith(INTEGER) else ("16", "32", "64"))
     assert Tile(*numbers).fits_matrix(num_outputs, num_inputs), table
 
 
@@ -63,3 +66,10 @@ def test_a_gpus_own_table_goes_before_its_capabilitys(tmp_path: Path, monkeypatc
         assert sorted(tiles_for("NVIDIA H200", HOPPER, 64, 64)) == list(range(2, 17))
     finally:
         gemm_tuning._load_tuning_table.cache_clear()
+
+
+def test_without_a_table_every_small_number_of_rows_is_multiplied_by_4_bits() -> None:
+    codes, scale = torch.zeros(256, 512, dtype=torch.uint8), torch.ones(256, 4, dtype=torch.float16)
+    weight = pack_int4(codes, scale, None, INTEGER)
+    assert weight is not None
+    assert sorted(int4_tiles_of(weight)) == list(range(1, 257))

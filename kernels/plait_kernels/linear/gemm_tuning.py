@@ -96,8 +96,8 @@ def _fp8_tile(num_outputs: int, num_inputs: int) -> Tile:
     return Tile(64, 128, splits, 4, 4)
 
 
-_INT4_MAX_ROWS = (1, 8, 16, 32, 64, 128, 256, 512)
-"""The numbers of rows with tiles of their own; above the last in the table, matrices are de-quantised."""
+_INT4_MAX_ROWS = (1, 8, 16, 64, 256)
+"""The numbers of rows that are measured; where the table has none of them, matrices are de-quantised."""
 _INT4_WIDE = Tile(128, 128, 1, 3, 8)
 
 
@@ -120,9 +120,10 @@ def int4_key(weight: Int4Weight) -> str:
 
 
 def _int4_guess(num_outputs: int, num_inputs: int) -> dict[str, list[int]]:
-    few, some = Tile(64, 256, 1, 4, 4), Tile(128, 128, 1, 3, 8)
-    tiles = {"16": _split(few, num_outputs, num_inputs), "64": _split(some, num_outputs, num_inputs), "256": _INT4_WIDE}
-    return {most: list(astuple(tile)) for most, tile in tiles.items()}
+    few = _split(Tile(64, 256, 1, 4, 4), num_outputs, num_inputs)
+    some = _split(Tile(128, 128, 1, 3, 8), num_outputs, num_inputs)
+    tiles = (few, few, few, some, _INT4_WIDE)
+    return {f"{most}": list(astuple(tile)) for most, tile in zip(_INT4_MAX_ROWS, tiles, strict=True)}
 
 
 def _split(tile: Tile, num_outputs: int, num_inputs: int) -> Tile:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="no Triton; pip install triton")
 
 from plait_kernels.linear import Int4Matrix, Int4Weight, Tile, int4_dequantise, int4_gemm
+from plait_kernels.linear.gemm_tuning import int4_tiles_of, tuning_file
 from plait_kernels.linear.int4 import FLOAT, INTEGER, join, pack_int4
 from plait_kernels.linear.int4_matrix import dequantised_matmul, int4_unsupported_reason
 from plait_kernels.moe import Int4Experts, stack_int4
@@ -17,6 +20,7 @@ from plait_kernels.moe.int4_grouped_gemm_triton import expert_parts
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu-int4")]
+TUNED = json.loads(tuning_file("NVIDIA H200").read_text())
 TOLERANCE = 2**-7
 """Two steps of bfloat16 in the largest value."""
 FORMS = {
@@ -91,6 +95,17 @@ def test_de_quantised_weights_are_the_definition_s_rounded_once(form: str) -> No
         few_OI = normal(shape[0] - shape[0] // 128 * 64, shape[1])
         rows = range(shape[0] - len(few_OI), shape[0])
         assert torch.equal(int4_dequantise(weight, rows, few_OI), out_OI[rows.start :])
+
+
+@pytest.mark.parametrize("key", [key for key in TUNED if key.startswith(INTEGER)])
+def test_every_tile_of_the_tuning_table_is_right(key: str) -> None:
+    num_outputs, num_inputs = map(int, key.split()[1].split("x"))
+    weight = made((num_outputs, num_inputs), "AWQ")
+    for num_rows, tile in int4_tiles_of(weight).items():
+        if num_rows in (1, 2, 8, 9, 16, 17, 64, 65, 256):
+            x_NI, out_NO = normal(num_rows, num_inputs), normal(num_rows, num_outputs)
+            int4_gemm(x_NI, weight, tile, out_NO)
+            assert off_by(out_NO, matmul(x_NI, weight)) < TOLERANCE, f"{num_rows} rows"
 
 
 TILES = [(64, 128, 6, 4), (64, 256, 4, 4), (64, 512, 3, 4), (128, 128, 4, 8), (128, 256, 3, 8), (256, 128, 3, 16)]

@@ -221,7 +221,10 @@ def test_splits_of_a_skinny_gemm_are_added_in_one_order(num_rows: int, splits: i
     assert all(torch.equal(skinny_gemm(x, weight, tile), given) for _ in range(20))
 
 
-@pytest.mark.parametrize("shape", json.loads(tuning_file("NVIDIA H200").read_text()))
+TUNED = json.loads(tuning_file("NVIDIA H200").read_text())
+
+
+@pytest.mark.parametrize("shape", [key for key in TUNED if key[0].isdigit()])
 def test_every_gemm_of_the_tuning_table_is_right(shape: str) -> None:
     num_outputs, num_inputs = map(int, shape.split("x"))
     weight = normal(num_outputs, num_inputs)

@@ -123,6 +123,7 @@ def test_random_weights_take_the_bytes_that_are_counted_before(model: str, packe
     codes = weights.int4_weight("a", (64, 256))
     assert codes is not None
     assert 0.019 < codes.dequantised().std() < 0.021
+    assert abs(codes.dequantised().mean()) < 5e-4
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,9 @@ class DummyWeights(Weights):
             codes.random_(-(1 << 15), 1 << 15, generator=self.generator.manual_seed(_seed(self.prefix + name)))
         groups = (num_inputs // size, num_outputs)
         scale = torch.full(groups, SPREAD / CODE_SPREAD, dtype=torch.float16, device=self.device)
+        if self.device.type != "meta" and not self.int4.is_float:
+            # Codes lie half a step below their middle: with one sign, every output had the sum of all inputs in it.
+            scale *= 1 - 2 * torch.randint(2, groups, generator=self.generator, device=self.device)
         has_zero = self.int4.has_zero
         zero = torch.full(groups, MIDDLE, dtype=torch.uint8, device=self.device) if has_zero else None
         return Int4Weight(codes, scale, zero, num_inputs, size, FLOAT if self.int4.is_float else INTEGER)
