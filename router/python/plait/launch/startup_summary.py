@@ -64,7 +64,8 @@ def _memory(status: ReplicaStatus, page_size: int) -> str:
 
 def _cache(status: ReplicaStatus, slot_state: SlotState, page_size: int, max_seqs: int | None) -> str:
     """What a token, a slot and a snapshot take, and how many there are."""
-    snapshots = f"{slot_state.num_snapshots:,} snapshots of {_bytes(slot_state.snapshot_bytes)}"
+    plural = "" if slot_state.num_snapshots == 1 else "s"
+    snapshots = f"{slot_state.num_snapshots:,} snapshot{plural} of {_bytes(slot_state.snapshot_bytes)}"
     slots = f"{max_seqs:,} slots" if max_seqs is not None else "each slot"
     return (
         f"{status.page_bytes // page_size:,} bytes a token, {slots} of {_bytes(slot_state.slot_bytes)}, "
