@@ -24,8 +24,8 @@ def tile_for(num_pairs_per_expert: float) -> Tile:
     """By the mean length of an expert's list; a warp has 16 outputs, as the words lie."""
     if num_pairs_per_expert <= 5:
         return Tile(8, 64, 256, 4, 4)
-    if num_pairs_per_expert <= 12:
-        return Tile(16, 64, 256, 4, 4)
+    if num_pairs_per_expert <= 30:
+        return Tile(32, 128, 128, 8, 3)
     if num_pairs_per_expert <= 50:
         return Tile(64, 128, 128, 8, 3)
     return Tile(128, 128, 128, 8, 3)
