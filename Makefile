@@ -21,8 +21,8 @@ PYTHON_ROOMS := router/python/plait worker/plait_worker kernels/plait_kernels pr
 VENV = set -e; python=$$(tools/preflight.sh); \
         $(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear .venv
 
-.PHONY: help install serve test test-fast test-rust test-python test-cluster test-image acceptance fuzz audit bench-cpu \
-        bench-scheduler lint lint-rust lint-python wheel clean
+.PHONY: help install serve test test-fast test-rust test-python test-cluster test-image acceptance fuzz audit soak \
+        bench-cpu bench-scheduler lint lint-rust lint-python wheel clean
 
 help:
 	@echo "make serve      build, install into .venv and serve the demo model (ARGS=\"--port 9000\")"
@@ -33,6 +33,7 @@ help:
 	@echo "make test-image the images, built with buildah and looked through (needs root, debootstrap)"
 	@echo "make acceptance the suites at their full size (SUITES=\"spine cpu\": these alone)"
 	@echo "make fuzz       broken bytes for every decoder (SECONDS=600, or INPUTS=1000000 TARGETS=frames)"
+	@echo "make soak       hours of load and random faults: nothing grows, nothing is wrong (SOAK_SECONDS=7200)"
 	@echo "make audit      licences and known vulnerabilities of all dependencies (asks osv.dev)"
 	@echo "make bench-cpu  this machine's CPU, beside llama.cpp, vLLM and transformers where they are installed"
 	@echo "make bench-scheduler  what planning costs, into tests/bench/results/scheduler.json and its table"
@@ -105,6 +106,13 @@ TARGETS :=
 # All decoders share the seconds; each gets the inputs. What failed lies in target/fuzz.
 fuzz: .venv/.tested
 	PYTHONPATH=tests $(BIN)/python -m fuzz.run $(TARGETS) $(if $(INPUTS),--inputs $(INPUTS),--seconds $(SECONDS)) $(ARGS)
+
+SOAK_SECONDS := 7200
+
+# Hours of load and faults on two cores that do nothing else. ARGS="--layout 'one host'": without namespaces.
+soak: .venv/.tested .venv/.installed
+	PYTHONPATH=tests $(BIN)/python tests/bench/faults/soak.py --seconds $(SOAK_SECONDS) \
+	    --out tests/bench/results/soak.json $(ARGS)
 
 # Exit code 3: the source of advisories cannot be reached from here, so nothing was checked.
 audit: .venv/.tested
