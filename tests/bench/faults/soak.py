@@ -44,6 +44,7 @@ FLAGS = ("--tp", "2", "--dp", "2", "--max-model-len", "1024", *RESTART)
 NUM_CLIENTS = 6
 CONTEXT = 512
 IDLE_SECONDS, READY_SECONDS = 120.0, 180.0
+MEMORY_SECONDS = 20.0
 POLL_SECONDS = 0.1
 PAUSE_SECONDS = 1.0
 """Of a client whose server is not there."""
@@ -223,6 +224,8 @@ class Soak:
         FAULTS[name](struck)
         self.faults[name] += 1
         begun = time.monotonic()
+        if name == "no more memory":
+            finish(struck)
         if name != "none":
             wait_for(lambda: not is_there(struck), IDLE_SECONDS, "a struck rank is there")
         wait_for(self._is_whole, READY_SECONDS, "the server is not whole again")
@@ -249,6 +252,14 @@ class Soak:
             value for name, value in samples.items() if name.startswith("plait_kv_pages{") and "leased" in name
         )
         return leased + sum(value for name, value in samples.items() if name.startswith("plait_requests_running"))
+
+
+def finish(rank: psutil.Process) -> None:
+    """Kill a rank that goes on for long without asking for more memory."""
+    with suppress(TimeoutError):
+        wait_for(lambda: not is_there(rank), MEMORY_SECONDS, "")
+    with suppress(psutil.NoSuchProcess):
+        rank.kill()
 
 
 def is_there(process: psutil.Process) -> bool:
