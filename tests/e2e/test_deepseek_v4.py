@@ -46,12 +46,14 @@ def test_tokens_are_transformers_in_every_way(
     num_prompts, longest, num_output = sized(8, 64), sized(160, 600), sized(24, 64)
     prompts = [some_ids(1 + (longest - 1) * i // (num_prompts - 1), i) for i in range(num_prompts)]
     random.Random(0).shuffle(prompts)
+    checks = tmp_path / "checks"
+    checks.mkdir()
     for caches, way in list(itertools.product(("", ", poisoned caches"), WAYS))[: sized(1, 2 * len(WAYS))]:
         length, pages = str(longest + num_output), ("--num-pages", str(sized(16, 42))) if "a quarter" in way else ()
         flags = ("--dtype", "float32", "--max-seqs", "8", "--page-size", "16", "--max-model-len", length)
         with pytest.MonkeyPatch.context() as patch:
             if caches:
-                poison_caches(patch, tmp_path)
+                poison_caches(patch, checks)
             one = server(model.path, *flags, *pages, *WAYS[way])
         assert one.url, one.errors
         with ThreadPoolExecutor(8) as pool:
@@ -62,8 +64,8 @@ def test_tokens_are_transformers_in_every_way(
         record(f"HTTP, {way}{caches}", "largest_gap_to_transformers_best_logit", "1", max(gaps), GAP)
         record(f"HTTP, {way}{caches}", "preemptions", "preemptions", num_preempted)
         if caches:
-            record(f"HTTP, {way}{caches}", "checked_steps", "steps", sum(map(num_checked, tmp_path.iterdir())))
-            assert all(num_checked(rank) > 0 for rank in tmp_path.iterdir())
+            record(f"HTTP, {way}{caches}", "checked_steps", "steps", sum(map(num_checked, checks.iterdir())))
+            assert all(num_checked(rank) > 0 for rank in checks.iterdir())
         one.stop()
 
 
