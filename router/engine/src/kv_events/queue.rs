@@ -69,6 +69,10 @@ impl KvEventQueue {
         let mut waiting = self.lock();
         waiting.compact_at = MAX_WAITING;
         let events = mem::take(&mut waiting.events);
+        if waiting.is_closed {
+            // Nothing more is signalled: whoever takes the last events must look once more.
+            self.wakeup.signal();
+        }
         (!waiting.is_closed || !events.is_empty()).then_some(events)
     }
 
@@ -165,6 +169,11 @@ mod tests {
         assert!(queue.lock().events.capacity() <= 4 * MAX_WAITING);
     }
 
+    fn is_readable(queue: &KvEventQueue) -> bool {
+        let mut items = [zmq::PollItem::from_fd(queue.wakeup().fd(), zmq::POLLIN)];
+        zmq::poll(&mut items, 0).unwrap() == 1
+    }
+
     #[test]
     fn a_closed_queue_gives_the_rest_and_then_the_end() {
         let queue = KvEventQueue::new().unwrap();
@@ -172,6 +181,10 @@ mod tests {
         queue.put(&mut vec![stored(1)]);
         queue.close();
         assert_eq!(queue.take(), Some(vec![stored(1)]));
+        assert!(
+            is_readable(&queue),
+            "who polls before looking again must wake"
+        );
         assert_eq!(queue.take(), None);
     }
 }
