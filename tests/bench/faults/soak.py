@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import os
 import random
 import signal
 import sys
@@ -24,6 +23,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -301,7 +301,9 @@ def soaked(layout: str, seconds: float, every: float, seed: int) -> dict[str, ob
         soak = Soak(door, random.Random(seed), Load(door, seed))
         failure = None
         try:
-            in_own_thread(lambda: soak.run(seconds, every))
+            # A thread that enters a network never leaves it.
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(soak.run, seconds, every).result()
         except (TimeoutError, httpx.HTTPError, psutil.Error) as error:
             failure = f"{type(error).__name__}: {error}; the server's last line: {door.server.last_line}"
         finally:
@@ -309,28 +311,12 @@ def soaked(layout: str, seconds: float, every: float, seed: int) -> dict[str, ob
     return row_of(layout, seconds, soak, failure)
 
 
-def in_own_thread(run: Callable[[], None]) -> None:
-    """A thread that enters a network never leaves it."""
-    raised: list[Exception] = []
-
-    def guarded() -> None:
-        try:
-            run()
-        except (TimeoutError, httpx.HTTPError, psutil.Error) as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=guarded)
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
-
-
 def row_of(layout: str, seconds: float, soak: Soak, failure: str | None) -> dict[str, object]:
     third = max(1, len(soak.rests) // 3)
     first, last = ({} if not soak.rests else middle(part) for part in (soak.rests[:third], soak.rests[-third:]))
     wrong = [outcome for outcome in soak.load.outcomes if outcome.startswith("wrong")]
-    row: dict[str, object] = {
+    orphans = f"{soak.orphans} orphans" if soak.orphans else None
+    return {
         "layout": layout,
         "seconds": seconds,
         "faults": dict(soak.faults),
@@ -341,11 +327,8 @@ def row_of(layout: str, seconds: float, soak: Soak, failure: str | None) -> dict
         "rests": len(soak.rests),
         "first": first,
         "last": last,
+        "failures": [each for each in (failure, orphans, *wrong, *lost(soak), *grown(first, last)) if each],
     }
-    row["failures"] = [each for each in (failure, *wrong, *lost(soak), *grown(first, last)) if each]
-    if soak.orphans:
-        row["failures"] = [*row["failures"], f"{soak.orphans} orphans"]  # type: ignore[misc]
-    return row
 
 
 def middle(rests: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -398,5 +381,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")
     sys.exit(main(sys.argv[1:]))
