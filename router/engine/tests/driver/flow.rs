@@ -112,10 +112,11 @@ fn under_a_target_that_decoding_alone_misses_prefill_lives_on_grants() {
         let mut harness = Harness::ready(&json!({"itl_target_ms": target}), |rank| {
             rank.step = Duration::from_millis(2);
         });
-        harness.hold(0, 10);
+        // The warm-up step and nine tokens: the second request meets a rank that waits.
+        harness.hold(0, 1 + 9);
         harness.submit(1, "abc", &json!({"max_tokens": 200}));
         harness.wait_until("it decodes", |harness| {
-            harness.metric("plait_generated_tokens_total") >= 3.0
+            harness.metric("plait_generated_tokens_total") >= 9.0
         });
         harness.submit(2, &"abc".repeat(16), &json!({"max_tokens": 2}));
         harness.wait_until_taken(2);
