@@ -68,12 +68,14 @@ impl Hosts {
         all
     }
 
-    /// Waits until something from a peer that is no rank is dropped.
-    fn wait_for_dropped(&mut self) {
+    /// Waits until something is dropped that a peer sends which is no rank.
+    fn wait_for_dropped<T>(&mut self, send: impl FnOnce(&mut Self) -> T) -> T {
         let before = self.harness.metric(DROPPED);
+        let peer = send(self);
         self.harness.wait_until("something is dropped", |harness| {
             harness.metric(DROPPED) > before
         });
+        peer
     }
 }
 
@@ -120,8 +122,7 @@ fn a_key_that_is_not_listed_gets_nothing_through() {
 fn a_key_speaks_for_its_own_ranks_only() {
     let mut all = Hosts::start();
     for rank in [0, 1, 7] {
-        all.dial(rank, 1);
-        all.wait_for_dropped();
+        all.wait_for_dropped(|all| all.dial(rank, 1));
         assert!(all.harness.workers.pop().unwrap().log().welcome.is_none());
     }
     assert_eq!(all.harness.status()["phase"], "loading");
@@ -130,10 +131,12 @@ fn a_key_speaks_for_its_own_ranks_only() {
 #[test]
 fn a_rank_of_another_host_is_not_taken_from_this_one() {
     let mut all = Hosts::start();
-    let squatter = dial(all.harness.endpoint(0), "rank-1");
-    let said = plait_proto::encode(&Heartbeat { rank: 1, step: 0 }.into());
-    squatter.send_multipart(said, 0).unwrap();
-    all.wait_for_dropped();
+    let _squatter = all.wait_for_dropped(|all| {
+        let squatter = dial(all.harness.endpoint(0), "rank-1");
+        let said = plait_proto::encode(&Heartbeat { rank: 1, step: 0 }.into());
+        squatter.send_multipart(said, 0).unwrap();
+        squatter
+    });
     all.complete();
 }
 
