@@ -1,11 +1,12 @@
 """What a lost rank costs: seconds until all processes and their GPU memory are gone, and the named cause.
 
-    python tests/bench/gpu/rank_faults.py --model tests/models/recall-gqa --tp 2 --runs 20 --out FILE
+    python tests/bench/gpu/rank_faults.py --model tests/models/recall-gqa --tp 2 --runs 20 --at-once 10 --out FILE
 
 One rank is lost while it loads, captures or serves eight streams: `kill` is SIGKILL; `stop` SIGSTOP, of which nothing
 tells but a peer that does not come; `memory` asks for more GPU memory than there is; `exception` is a bug. Seconds
 count from the signal, or from the line by which the rank says what has happened to it. With `--one-gpu` all ranks share
-the first GPU (`rank_plugin`).
+the first GPU (`rank_plugin`). `--at-once N` loses a rank of N servers side by side on the same GPUs; the memory that is
+left is looked at when all N are gone.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -50,9 +53,8 @@ class Fault:
     lost: int
     seconds_until_workers_gone: float
     seconds_until_server_gone: float
-    bytes_left: int
-    """On all GPUs, against before the start."""
-    exit_code: int
+    exit_code: int | None
+    """None: the server had to be killed."""
     last_line: str
 
 
@@ -78,10 +80,9 @@ def used_bytes() -> int:
     return sum(int(line) for line in subprocess.check_output(command, text=True).split()) << 20
 
 
-def lose(model: Path, num_ranks: int, stage: str, fault: str, lost: int, is_shared: bool) -> Fault:
+def lose(model: Path, num_ranks: int, is_shared: bool, stage: str, fault: str, lost: int) -> Fault:
     """Start a server, lose the rank, and wait for the end."""
-    flags = ["--tp", str(num_ranks), *(["--num-pages", "2048"] if is_shared else [])]
-    before = used_bytes()
+    flags = ["--tp", str(num_ranks), "--num-pages", "2048"]
     command = [sys.executable, "-m", "plait.cli", "serve", str(model), "--port", "0", "--device", "cuda", *flags]
     planted = f"{stage}:{fault}:{lost}" if fault in PLANTED else ""
     plugin = {
@@ -105,12 +106,22 @@ def lose(model: Path, num_ranks: int, stage: str, fault: str, lost: int, is_shar
     began = time.monotonic()
     psutil.wait_procs(list(workers.values()), timeout=PATIENCE_SECONDS)
     workers_gone = time.monotonic() - began
-    exit_code = server.wait(PATIENCE_SECONDS)
+    exit_code = end_of(server)
     server_gone = time.monotonic() - began
-    time.sleep(0.2)
     lines._thread.join(5)
     last = (lines.said or [""])[-1].strip()
-    return Fault(stage, fault, lost, workers_gone, server_gone, used_bytes() - before, exit_code, last)
+    return Fault(stage, fault, lost, workers_gone, server_gone, exit_code, last)
+
+
+def end_of(server: subprocess.Popen[str]) -> int | None:
+    """The exit code; None if the server must be killed, with all that it started."""
+    try:
+        return server.wait(PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        for process in [*psutil.Process(server.pid).children(recursive=True), server]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        return None
 
 
 def load_up(url: str) -> None:
@@ -152,15 +163,40 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1, help="of each stage and fault")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--faults", nargs="+", choices=[*SIGNALS, *PLANTED], default=["kill"])
+    parser.add_argument("--at-once", type=int, default=1, help="servers side by side, of one stage and fault")
     parser.add_argument("--one-gpu", action="store_true", help="all ranks share the first GPU")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    found: list[Fault] = []
-    for number, stage, fault in itertools.product(range(options.runs), options.stages, options.faults):
-        found.append(lose(options.model, options.tp, stage, fault, number % options.tp, options.one_gpu))
-        print(found[-1], flush=True)
+    found: list[dict[str, object]] = []
+    before = used_bytes()
+    for numbers, stage, fault in itertools.product(
+        batches(options.runs, options.at_once), options.stages, options.faults
+    ):
+        with ThreadPoolExecutor(len(numbers)) as pool:
+            lost = [number % options.tp for number in numbers]
+            losing = partial(lose, options.model, options.tp, options.one_gpu, stage, fault)
+            batch = list(pool.map(losing, lost))
+        time.sleep(0.2)
+        left = used_bytes() - before
+        found += [asdict(each) | {"at_once": len(numbers), "bytes_left_by_all": left} for each in batch]
+        print(summary(batch, left), flush=True)
         result = {"commit": commit(), "machine": machine(), "versions": versions(LIBRARIES)}
-        options.out.write_text(json.dumps(result | {"faults": [asdict(each) for each in found]}, indent=1) + "\n")
+        options.out.write_text(json.dumps(result | {"faults": found}, indent=1) + "\n")
+
+
+def batches(num: int, size: int) -> list[range]:
+    """The numbers below `num`, so many at a time."""
+    return [range(first, min(first + size, num)) for first in range(0, num, size)]
+
+
+def summary(batch: list[Fault], left: int) -> str:
+    """A line for whoever waits."""
+    seconds = sorted(each.seconds_until_server_gone for each in batch)
+    codes = sorted({str(each.exit_code) for each in batch})
+    return (
+        f"{batch[0].stage} {batch[0].fault}: {seconds[0]:.2f} to {seconds[-1]:.2f} s, exit codes {' '.join(codes)}, "
+        f"{left} bytes left; {batch[0].last_line}"
+    )
 
 
 if __name__ == "__main__":
