@@ -220,6 +220,18 @@ def test_a_worker_that_stands_still_while_it_loads_ends_the_server_by_name(
     assert orphans(workers_of(running.process.pid)) == []
 
 
+def test_a_worker_that_is_stopped_while_it_loads_is_given_up_in_seconds(
+    server: StartServer, check_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = os.pathsep.join(filter(None, (str(STOPPED), os.environ.get("PYTHONPATH"))))
+    monkeypatch.setenv("PYTHONPATH", path)
+    refused = server(check_models / "recall-gqa", "--tp", "2", "--threads", "1")
+    assert not refused.url
+    assert refused.wait() == 5
+    assert "worker 0 was stopped (SIGSTOP, or a debugger) for 5 s while it started" in refused.last_line
+    assert orphans(workers_of(refused.process.pid)) == []
+
+
 def test_a_killed_server_leaves_no_worker_behind(server: StartServer, check_models: Path) -> None:
     running = server(check_models / "recall-gqa")
     workers = [process.pid for process in running.workers()]

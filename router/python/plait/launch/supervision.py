@@ -14,6 +14,7 @@ from plait.http.engine import Phase, Status, read_status
 from plait.http.streams import Streams
 from plait.launch.recovery import Recovery
 from plait.launch.remote_ranks import num_own_ranks
+from plait.launch.stopped_starts import StoppedStarts
 from plait.launch.worker import Worker
 from plait.launch.workers import POLL_SECONDS, Workers
 from plait.restarts import RestartBudget
@@ -41,11 +42,13 @@ class Supervision:
         self._budget, self._model, self._config = budget, model, config
         num_here = num_own_ranks(settings)
         self._workers = Workers(engine.endpoints, settings.process.tp, num_here, config, environment)
+        self._stopped_starts = StoppedStarts(engine, self._workers)
         for worker in self._workers:
             self._watch(worker)
 
     async def wait_for_phase(self, *phases: Phase) -> Status:
         while (status := read_status(self._engine)).phase not in phases:
+            self._stopped_starts.look(status)
             await asyncio.sleep(POLL_SECONDS)
         return status
 
