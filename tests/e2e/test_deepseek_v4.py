@@ -49,12 +49,12 @@ def test_tokens_are_transformers_in_every_way(
     checks = tmp_path / "checks"
     checks.mkdir()
     for caches, way in list(itertools.product(("", ", poisoned caches"), WAYS))[: sized(1, 2 * len(WAYS))]:
-        length, pages = str(longest + num_output), ("--num-pages", str(sized(16, 42))) if "a quarter" in way else ()
-        flags = ("--dtype", "float32", "--max-seqs", "8", "--page-size", "16", "--max-model-len", length)
+        pages = sized(16, 42) if "a quarter" in way else 512
+        limits = ("--max-seqs", "8", "--max-model-len", str(longest + num_output), "--num-pages", str(pages))
         with pytest.MonkeyPatch.context() as patch:
             if caches:
                 poison_caches(patch, checks)
-            one = server(model.path, *flags, *pages, *WAYS[way])
+            one = server(model.path, "--dtype", "float32", "--page-size", "16", *limits, *WAYS[way])
         assert one.url, one.errors
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(partial(ask, one, max_tokens=num_output), prompts))
