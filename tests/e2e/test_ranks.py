@@ -77,6 +77,16 @@ def test_a_stopped_rank_does_not_outlive_the_server(server: StartServer, check_m
     assert not workers[1].is_running()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_rank_is_lost_though_no_step_waits_for_it(rank: int, server: StartServer, check_models: Path) -> None:
+    running = server(check_models / "recall-mla", "--tp", "2", "--threads", "1")
+    workers = {rank_of(process): process for process in running.workers()}
+    workers[rank].suspend()
+    assert running.wait() == 5
+    assert f"rank {rank} was lost: worker {rank} was stopped (SIGSTOP, or a debugger) for 5 s" in running.last_line
+    assert not workers[1 - rank].is_running()
+
+
 def rank_of(process: psutil.Process) -> int:
     words: list[str] = process.cmdline()
     return int(words[words.index("--rank") + 1])

@@ -14,7 +14,7 @@ from plait.http.engine import Phase, Status, read_status
 from plait.http.streams import Streams
 from plait.launch.recovery import Recovery
 from plait.launch.remote_ranks import num_own_ranks
-from plait.launch.stopped_starts import StoppedStarts
+from plait.launch.stopped_workers import StoppedWorkers
 from plait.launch.worker import Worker
 from plait.launch.workers import POLL_SECONDS, Workers
 from plait.restarts import RestartBudget
@@ -42,13 +42,14 @@ class Supervision:
         self._budget, self._model, self._config = budget, model, config
         num_here = num_own_ranks(settings)
         self._workers = Workers(engine.endpoints, settings.process.tp, num_here, config, environment)
-        self._stopped_starts = StoppedStarts(engine, self._workers)
+        steps_with_others = settings.process.dp_attention or settings.group.group_engines > 1
+        self._stopped = StoppedWorkers(engine, self._workers, has_peers=settings.process.tp > 1 or steps_with_others)
         for worker in self._workers:
             self._watch(worker)
 
     async def wait_for_phase(self, *phases: Phase) -> Status:
         while (status := read_status(self._engine)).phase not in phases:
-            self._stopped_starts.look(status)
+            self._stopped.look(status)
             await asyncio.sleep(POLL_SECONDS)
         return status
 
