@@ -43,13 +43,13 @@ def test_tokens_are_transformers_in_every_way(
     model: Model, server: StartServer, sized: Callable[[int, int], int], record: Record, tmp_path: Path
 ) -> None:
     """At full size once more over poisoned caches: a step that writes elsewhere ends the server."""
-    num_prompts, longest, num_output = sized(8, 64), sized(160, 600), sized(24, 64)
+    num_prompts, longest, num_output = sized(8, 64), sized(160, 600), sized(24, 96)
     prompts = [some_ids(1 + (longest - 1) * i // (num_prompts - 1), i) for i in range(num_prompts)]
     random.Random(0).shuffle(prompts)
     checks = tmp_path / "checks"
     checks.mkdir()
     for caches, way in list(itertools.product(("", ", poisoned caches"), WAYS))[: sized(1, 2 * len(WAYS))]:
-        pages = sized(16, 42) if "a quarter" in way else 512
+        pages = sized(16, 44) if "a quarter" in way else 512
         limits = ("--max-seqs", "8", "--max-model-len", str(longest + num_output), "--num-pages", str(pages))
         with pytest.MonkeyPatch.context() as patch:
             if caches:
