@@ -267,7 +267,14 @@ impl EventLoop {
             match (mail, self.serving_mut()) {
                 (Mail::Close, _) => self.is_closed = true,
                 (Mail::Drain, _) => self.drain(),
-                (Mail::RankEnded { rank, reason }, _) => self.rank_ended(rank, &reason),
+                (
+                    Mail::RankEnded {
+                        rank,
+                        reason,
+                        is_silenced,
+                    },
+                    _,
+                ) => self.rank_ended(rank, &reason, is_silenced),
                 (Mail::Restart, _) => self.restart(),
                 (Mail::GiveUp(why), _) => self.note_given_up(why),
                 (Mail::Abort(stream), _) => self.abort(stream),
@@ -305,7 +312,12 @@ impl EventLoop {
         }
     }
 
-    fn rank_ended(&mut self, rank: u32, reason: &str) {
+    fn rank_ended(&mut self, rank: u32, reason: &str, is_silenced: bool) {
+        let grace = if is_silenced {
+            Duration::ZERO
+        } else {
+            self.timeouts.error_grace
+        };
         let is_explained = self.is_explained(rank);
         match &mut self.stage {
             Stage::ShuttingDown { has_left, .. } => {
@@ -321,7 +333,7 @@ impl EventLoop {
                     rank,
                     reports_peer_lost: false,
                     reason: format!("rank {rank} was lost: {reason}"),
-                    deadline: self.after(self.timeouts.error_grace),
+                    deadline: self.after(grace),
                 });
             }
         }

@@ -321,13 +321,23 @@ impl Engine {
         shared.metrics.render()
     }
 
-    /// A rank's process ended.
+    /// A rank's process ended. Its Fail, which tells more, may still be on its way.
     pub fn worker_lost(&self, rank: u32, reason: &str) {
+        self.report_rank(rank, reason, false);
+    }
+
+    /// A rank's process was killed, or is stopped: it has nothing more to say.
+    pub fn worker_killed(&self, rank: u32, reason: &str) {
+        self.report_rank(rank, reason, true);
+    }
+
+    fn report_rank(&self, rank: u32, reason: &str, is_silenced: bool) {
         let replicas = self.shared.replicas();
         if let Some(replica) = replicas.get((rank / self.settings.num_ranks) as usize) {
             replica.mailbox.put(Mail::RankEnded {
                 rank,
                 reason: reason.to_owned(),
+                is_silenced,
             });
         }
     }

@@ -22,6 +22,8 @@ pub enum Mail {
         rank: u32,
         /// Why.
         reason: String,
+        /// From outside: no Fail of its own is on its way.
+        is_silenced: bool,
     },
     /// New ranks of a replica that lost its own will dial the link that was left for it.
     Restart,

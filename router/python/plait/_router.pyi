@@ -105,7 +105,13 @@ class Engine:
         """OpenMetrics text (`application/openmetrics-text; version=1.0.0; charset=utf-8`)."""
 
     def worker_lost(self, rank: int, reason: str) -> None:
-        """Report that a rank's process ended. Its replica becomes `failed`, and its streams end with an error."""
+        """Report that a rank's process ended. Its replica becomes `failed`, and its streams end with an error.
+
+        What the rank itself said of its end tells more, and has a moment to arrive.
+        """
+
+    def worker_killed(self, rank: int, reason: str) -> None:
+        """Report that a rank's process was killed or is stopped: as `worker_lost`, but at once."""
 
     def restart_ranks(self, replica: int, fingerprint: bytes) -> str:
         """Await new ranks of a replica that is `down`, whose processes have all ended. Returns the address they dial.

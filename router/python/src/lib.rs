@@ -102,6 +102,10 @@ impl Engine {
         self.0.worker_lost(rank, reason);
     }
 
+    fn worker_killed(&self, rank: u32, reason: &str) {
+        self.0.worker_killed(rank, reason);
+    }
+
     fn restart_ranks(&self, replica: u32, fingerprint: [u8; 16]) -> PyResult<String> {
         let link = self.0.restart_ranks(replica, fingerprint);
         link.map_err(|error| PyOSError::new_err(error.to_string()))

@@ -3,8 +3,9 @@
     PYTHONPATH=tests python tests/bench/faults/lost_ranks.py --runs 20 --out tests/bench/results/lost-ranks.json
 
 One server for each layout, with four greedy and seeded streams under way in float32. A run strikes one rank. Detection
-is from the strike to the first 503 of `/ready`, recovery to the first token after the pause. Lost and repeated tokens
-are counted against the same answers without a loss; orphans are processes of the old ranks that are left.
+is from the strike to the first 503 of `/ready`, or to the counted loss of a replica beside one that serves; recovery is
+to the first token after the pause. Lost and repeated tokens are counted against the same answers without a loss;
+orphans are the old ranks' processes that are left.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import psutil
 from plait.bench.percentiles import percentile
 from plait.bench.result_file import commit, machine, versions
 from plait.model_files import find_model
+from plait_testing.metrics import read_metrics
 from plait_testing.running_server import Server, start_server
 from plait_testing.slow_steps import SlowSteps
 
@@ -35,6 +37,7 @@ LAYOUTS: dict[str, tuple[Path | None, tuple[str, ...]]] = {
     "SmolLM2": (None, ()),
     "recall-gqa": (RECALL, ()),
     "recall-gqa --tp 2": (RECALL, ("--tp", "2")),
+    "recall-gqa --dp 2": (RECALL, ("--dp", "2")),
 }
 STRIKES = {"kill -9": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
 NUM_STREAMS = 4
@@ -80,28 +83,44 @@ def answers(url: str) -> list[list[str]]:
     return [one.tokens for one in streams]
 
 
-def detection(url: str, since: float) -> float:
-    """Seconds until `/ready` answers 503."""
+def detection(url: str, since: float, losses_before: float) -> float:
+    """Seconds until `/ready` answers 503 or a loss is counted."""
     with httpx.Client(timeout=60) as client:
-        while client.get(f"{url}/ready").status_code == 200:
+        while client.get(f"{url}/ready").status_code == 200 and num_losses(url) == losses_before:
             time.sleep(POLL_SECONDS)
     return time.monotonic() - since
 
 
-def run_once(running: Server, steps: SlowSteps, number: signal.Signals, right: list[list[str]]) -> dict[str, float]:
+def num_losses(url: str) -> float:
+    """Of all replicas."""
+    return sum(value for name, value in read_metrics(url).items() if name.startswith("plait_rank_losses_total"))
+
+
+def wait_until_whole(running: Server) -> None:
+    """Until every replica has its ranks."""
+    running.wait_until_serving()
+    while any(value for name, value in read_metrics(running.url).items() if name.startswith("plait_replica_down")):
+        time.sleep(POLL_SECONDS)
+
+
+def run_once(
+    running: Server, steps: SlowSteps, number: signal.Signals, right: list[list[str]], num_lost: int
+) -> dict[str, float]:
+    """A rank is struck, and all `num_lost` of its replica are lost."""
     steps.begin()
     streams = [Stream(running.url, number) for number in range(NUM_STREAMS)]
     for one in streams:
         one.has_begun.wait(60)
-    ranks = running.workers()
+    ranks, losses = running.workers(), num_losses(running.url)
     struck = time.monotonic()
     ranks[-1].send_signal(number)
     with ThreadPoolExecutor(1) as pool:
-        noticed = pool.submit(detection, running.url, struck)
+        noticed = pool.submit(detection, running.url, struck, losses)
         steps.end()
         for one in streams:
             one.join()
         detected = noticed.result()
+    wait_until_whole(running)
     # The pause is the longest gap that ends after the strike.
     resumed = [max(zip(one.times[1:], one.times, strict=False), key=lambda gap: gap[0] - gap[1])[0] for one in streams]
     wrong = sum(one.tokens != expected for one, expected in zip(streams, right, strict=True))
@@ -111,7 +130,7 @@ def run_once(running: Server, steps: SlowSteps, number: signal.Signals, right: l
         "wrong_streams": wrong,
         "lost_tokens": sum(max(0, NUM_TOKENS - len(one.tokens)) for one in streams),
         "repeated_tokens": sum(max(0, len(one.tokens) - NUM_TOKENS) for one in streams),
-        "orphans": sum(psutil.pid_exists(rank.pid) and rank.is_running() for rank in ranks),
+        "orphans": sum(psutil.pid_exists(rank.pid) and rank.is_running() for rank in ranks[-num_lost:]),
     }
 
 
@@ -125,7 +144,8 @@ def measure(layout: str, strike: str, runs: int) -> dict[str, object]:
             )
         try:
             right = answers(running.url)
-            results = [run_once(running, steps, STRIKES[strike], right) for _ in range(runs)]
+            num_lost = 2 if "--tp" in flags else 1
+            results = [run_once(running, steps, STRIKES[strike], right, num_lost) for _ in range(runs)]
         finally:
             running.kill()
     row: dict[str, object] = {"layout": layout, "strike": strike, "runs": runs}

@@ -24,7 +24,7 @@ impl EventLoop {
                     self.own().metrics.num_malformed.inc();
                 }
                 Some(Received::Malformed(rank, malformed)) => self.drop_peer(rank, &malformed),
-                Some(Received::Left(rank)) => self.rank_ended(rank, LINK_CLOSED),
+                Some(Received::Left(rank)) => self.rank_ended(rank, LINK_CLOSED, false),
                 Some(Received::Message(rank, message)) => self.handle(rank, message),
             }
         }

@@ -168,6 +168,22 @@ fn a_rank_whose_process_ended_is_lost_with_the_launchers_words() {
     all_ends(harness, 5, "rank 0 was lost: killed by signal 9");
 }
 
+#[test]
+fn a_killed_rank_is_lost_at_once() {
+    let timeouts = Timeouts {
+        error_grace: Duration::from_secs(3600),
+        ..Timeouts::default()
+    };
+    let mut harness = Harness::alone(&json!({"num_ranks": 2}), timeouts);
+    harness.engine.worker_killed(1, "killed by signal 9");
+    harness.wait_for_phase("failed");
+    let reason = harness.status()["reason"].to_string();
+    assert!(
+        reason.contains("rank 1 was lost: killed by signal 9"),
+        "{reason}"
+    );
+}
+
 /// The Fail of a rank whose collective broke off.
 pub fn reports_a_lost_rank() -> Fault {
     let fail = Fail {

@@ -111,7 +111,7 @@ class Recovery:
         """A stopped rank sends nothing; the engine knows only that it is late."""
         for worker in self._workers.of_replica(number):
             if worker.is_stopped:
-                self._engine.worker_lost(worker.rank, f"worker {worker.rank} is stopped (SIGSTOP, or a debugger)")
+                self._engine.worker_killed(worker.rank, f"worker {worker.rank} is stopped (SIGSTOP, or a debugger)")
                 return
 
     async def _restart(self, number: int, lost: ReplicaStatus, watch_worker: Callable[[Worker], None]) -> None:

@@ -37,7 +37,7 @@ class StoppedWorkers:
             if self._num_looks[worker.rank] * POLL_SECONDS >= STOPPED_SECONDS:
                 self._num_looks[worker.rank] = 0
                 reason = f"worker {worker.rank} was stopped (SIGSTOP, or a debugger) for {STOPPED_SECONDS:g} s"
-                self._engine.worker_lost(worker.rank, reason + when)
+                self._engine.worker_killed(worker.rank, reason + when)
 
 
 def is_starting(replica: ReplicaStatus) -> bool:

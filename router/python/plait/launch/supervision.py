@@ -83,5 +83,7 @@ class Supervision:
         worker.watch(asyncio.get_running_loop(), self._on_exit)
 
     def _on_exit(self, worker: Worker) -> None:
-        if worker.exit_code != 0 or read_status(self._engine).phase in ("loading", "ready"):
+        if worker.was_killed:
+            self._engine.worker_killed(worker.rank, worker.reason)
+        elif worker.exit_code != 0 or read_status(self._engine).phase in ("loading", "ready"):
             self._engine.worker_lost(worker.rank, worker.reason)

@@ -67,6 +67,11 @@ class Worker:
         return None if code is None else exit_code_of(code, self._lines)
 
     @property
+    def was_killed(self) -> bool:
+        """From outside, before it could say anything."""
+        return self._process.returncode == -signal.SIGKILL
+
+    @property
     def reason(self) -> str:
         """How it ended, with its last line unless a signal killed it."""
         code, last = self._process.returncode, self._lines.last
