@@ -3,6 +3,7 @@
 from plait_proto.adjustments import Adjustment, read_adjustments
 from plait_proto.codec import Malformed, decode, encode
 from plait_proto.config import (
+    MAX_PAGE_SIZE,
     AttentionConfig,
     DeviceConfig,
     KvCacheConfig,
@@ -57,6 +58,7 @@ __all__ = [
     "FAMILIES",
     "IS_LAST_CHUNK",
     "LOOKAHEAD",
+    "MAX_PAGE_SIZE",
     "POOLS_LAST",
     "POOLS_MEAN",
     "PROTOCOL",

@@ -37,6 +37,10 @@ class KvCacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     v_scale: float
 
 
+MAX_PAGE_SIZE = 1024
+"""Tokens."""
+
+
 class PageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The pool of KV pages."""
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from plait_kernels.kv_cache import PageScales
 from plait_testing.attention_cases import cpu_attention
+from plait_testing.deepseek_v4 import CSA, HCA, V4Driver, random_v4
 from plait_testing.tiny_models import config_for, save_tiny_llama
 from plait_worker.cache import KVCache
 from plait_worker.capacity import MemoryBudget, choose_num_pages, cpu_pool_bytes
@@ -61,6 +62,25 @@ def test_a_step_takes_no_more_than_is_counted_and_not_much_less(
     itemsize = model.attention_specs[0].cached_dtype.itemsize if attention.uses_torch else None
     counted = cpu_activation_bytes(config, model.config, model.dtype.itemsize, itemsize)
     assert peak <= counted <= MOST_COUNTED * peak
+
+
+def test_deep_decode_rows_of_deepseek_v4_take_no_more_than_is_counted(tmp_path: Path) -> None:
+    """Index keys and scores of 16 rows far into their contexts."""
+    rates = {CSA: 4, HCA: 128}
+    random_v4("mixed", compress_rates=rates, index_topk=64, sliding_window=128).save_pretrained(tmp_path)
+    model, num, depth = load_model(tmp_path, "float32", CPU, Parallel()), 16, 32_000
+    config = config_for(tmp_path, tmp_path, max_batch_tokens=64, max_seqs=num, max_model_len=2 * depth, page_size=128)
+    driver = V4Driver(model, 128, num_pages=num * (depth // 128 + 1), num_slots=num, max_tokens=64)
+    driver.lengths = {str(number): depth for number in range(num)}
+    decoded = {str(number): 1 for number in range(num)}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        driver.step({}, decoded)
+    held = peak = 0
+    for event in sorted(seen.events(), key=lambda event: event.time_range.end):
+        held += event.self_cpu_memory_usage
+        peak = max(peak, held)
+    counted = cpu_activation_bytes(config, model.config, 4, 4)
+    assert peak <= counted <= 16 * peak
 
 
 ONE_STEP = """

@@ -150,9 +150,23 @@ def test_slots_are_counted_before_pages_and_snapshots_take_an_eighth_of_pages(tm
 
 
 def test_slots_that_do_not_fit_are_refused_with_the_bytes_of_one(tmp_path: Path) -> None:
-    config = config_for(tmp_path, tmp_path, max_model_len=64)
+    config = config_for(tmp_path, tmp_path, max_model_len=64, num_pages=4)
     with pytest.raises(WorkerError, match=r"20\.0 MiB for the state of its slots, 1\.0 MiB a slot, and 9\.0 MiB"):
         choose_pools(config, MIB, STATE, 5 * MIB, MemoryBudget(9 * MIB, 0, 0))
+
+
+def test_slots_that_leave_no_share_for_pages_are_refused_with_the_bytes_of_one(tmp_path: Path) -> None:
+    config = config_for(tmp_path, tmp_path, max_model_len=64)
+    with pytest.raises(WorkerError, match=r"1\.0 MiB a slot, and 19\.0 MiB of memory are there .* --memory-fraction"):
+        choose_pools(config, MIB, STATE, 19 * MIB, MemoryBudget(400 * MIB, 0, 0))
+
+
+def test_pages_too_few_for_a_snapshot_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = config_for(tmp_path, tmp_path, max_model_len=48, num_pages=3)
+    pools = choose_pools(config, MIB, STATE, 100 * MIB, MemoryBudget(100 * MIB, 0, 0))
+    assert pools.slot_state is not None
+    assert pools.slot_state.num_snapshots == 0
+    assert "the prefix cache finds nothing; set --num-snapshots" in caplog.text
 
 
 def test_fewer_pages_asked_for_than_one_request_takes_are_refused(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from plait_proto import WorkerConfig
 
+from plait_worker.attention.compressed import torch_compressed
 from plait_worker.attention.torch_batches import MAX_GATHERED, QUERY_BLOCK
-from plait_worker.model_config import MlaConfig, ModelConfig
+from plait_worker.model_config import CompressedConfig, MlaConfig, ModelConfig
 
 _FLOAT32 = 4
+_INT64 = 8
 _LOGIT_ARRAYS = 3
 """Of all rows that sample: the logits, and two arrays that random sampling makes of them."""
 _RECORD_TOKENS = 256
@@ -71,6 +73,8 @@ def _kv_up_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int) -> int
 
 def _gathered_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int, gathered_itemsize: int) -> int:
     """Copied pages of a prefill row or a batch of decode rows, their upcast copy, and the masks."""
+    if model.compressed is not None:
+        return _compressed_bytes(config, model.compressed, model.head_dim)
     numbers = model.mla.cached_dim if model.mla is not None else 2 * model.num_kv_heads * model.head_dim
     longest = -(-config.max_model_len // config.pages.page_size) * config.pages.page_size
     row = numbers * longest
@@ -78,6 +82,20 @@ def _gathered_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int, gat
     converted = itemsize if gathered_itemsize != itemsize else 0
     masks = itemsize * (QUERY_BLOCK + config.max_seqs) * (longest + QUERY_BLOCK)
     return gathered * (gathered_itemsize + converted) + masks + _padded_bytes(config, model, itemsize)
+
+
+def _compressed_bytes(config: WorkerConfig, compressed: CompressedConfig, head_dim: int) -> int:
+    """The step's lists of entries, and what one call copies: index keys with their scores, or keys of the attention."""
+    most = torch_compressed.MAX_GATHERED
+    entries = {ratio: config.max_model_len // ratio for ratio in compressed.ratios if ratio}
+    # Of every row, with the pages that they are made from.
+    lists = 2 * _INT64 * config.max_seqs * sum(entries.values())
+    chosen_from = entries.get(compressed.sparse_ratio, 0)
+    keys = 2 * max(most, chosen_from * compressed.index_dim)
+    scores = 3 * max(most, chosen_from * compressed.num_index_heads)
+    seen = [min(num, compressed.top_k) if ratio == compressed.sparse_ratio else num for ratio, num in entries.items()]
+    attended = 3 * max(most, (compressed.window + max(seen, default=0)) * head_dim)
+    return lists + _FLOAT32 * max(keys + scores, attended)
 
 
 def _padded_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int) -> int:

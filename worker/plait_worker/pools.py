@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plait_proto import ExitCode, SlotState, WorkerConfig, family
+from plait_proto import MAX_PAGE_SIZE, ExitCode, SlotState, WorkerConfig, family
 
 from plait_worker.capacity import MemoryBudget, choose_num_pages
 from plait_worker.errors import WorkerError
 from plait_worker.models.model import Model
 from plait_worker.slot_state import slot_bytes, snapshot_bytes, staged_bytes
+
+_log = logging.getLogger(__name__)
 
 _SNAPSHOTS_SHARE = 8
 """Snapshots take one part of memory where pages take so many."""
@@ -54,7 +57,10 @@ def choose_pools(
     """
     if not state.slot:
         return Pools(choose_num_pages(config, page_bytes, pool_bytes, budget), None)
-    _check_slots_fit(config, state, budget)
+    # Pages that a setting asks for are held against what is free; others get a share of it.
+    is_asked = config.pages.num_pages is not None
+    offered = budget.offered_bytes if is_asked else min(pool_bytes, budget.offered_bytes)
+    _check_slots_fit(config, state, offered)
     _check_one_request_fits(config)
     free = replace(budget, free_bytes=budget.free_bytes - state.reserved)
     left = pool_bytes - state.reserved
@@ -66,6 +72,12 @@ def choose_pools(
     else:
         num_pages = config.pages.num_pages or _num_pages_of_slots(config)
     num_snapshots = min(num_pages, of_snapshots // state.snapshot) if asked is None else asked
+    if not num_snapshots and asked is None:
+        _log.warning(
+            "no snapshot of %s fits into an eighth of the pages, so the prefix cache finds nothing; set "
+            "--num-snapshots, or raise --num-pages",
+            _mib(state.snapshot),
+        )
     _check_snapshots_fit(num_snapshots * state.snapshot, free.offered_bytes - num_pages * page_bytes, num_snapshots)
     return Pools(num_pages, SlotState(state.slot, state.snapshot, num_snapshots))
 
@@ -85,13 +97,13 @@ def _check_one_request_fits(config: WorkerConfig) -> None:
         )
 
 
-def _check_slots_fit(config: WorkerConfig, state: StateBytes, budget: MemoryBudget) -> None:
-    if state.reserved > budget.offered_bytes:
+def _check_slots_fit(config: WorkerConfig, state: StateBytes, offered_bytes: int) -> None:
+    if state.reserved > offered_bytes:
         raise WorkerError(
             ExitCode.HARDWARE,
             f"--max-seqs {config.max_seqs} needs {_mib(state.reserved)} for the state of its slots, "
-            f"{_mib(state.slot)} a slot, and {_mib(max(0, budget.offered_bytes))} of memory are free for it; lower "
-            "--max-seqs or --max-batch-tokens",
+            f"{_mib(state.slot)} a slot, and {_mib(max(0, offered_bytes))} of memory are there for it; lower "
+            "--max-seqs or --max-batch-tokens, or raise --memory-fraction",
         )
 
 
@@ -127,6 +139,8 @@ def _fitting_page_size(multiple: int) -> str:
     """What to do, where page sizes are powers of two."""
     if multiple.bit_count() != 1:
         return "no power of two is one, so the model is not served"
+    if multiple > MAX_PAGE_SIZE:
+        return f"pages have {MAX_PAGE_SIZE} tokens at most, so the model is not served"
     return f"set --page-size {max(family('deepseek_v4').page_size or 0, multiple)}"
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-from plait_proto import FAMILIES
+from plait_proto import FAMILIES, MAX_PAGE_SIZE
 
 from plait.admin_settings import AdminSettings
 from plait.deadline_settings import DeadlineSettings
@@ -49,7 +49,7 @@ AgingSeconds = Annotated[float, Meta(gt=0, le=4000)]
 """Times the largest `priority` it is a time on the scheduler's clock."""
 PriorityDifference = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 Policy = Literal["fcfs", "priority", "fair", "cache-aware"]
-PageSize = Annotated[int, Meta(ge=1, le=1024)]
+PageSize = Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)]
 PageCount = Annotated[int, Meta(ge=1, le=1 << 30)]
 SnapshotCount = Annotated[int, Meta(ge=0, le=1 << 24)]
 SnapshotInterval = Annotated[int, Meta(ge=1, le=1 << 30)]

@@ -14,9 +14,13 @@ from plait_testing.deepseek_v4 import CONFIGS, DENSE, VOCAB, V4Driver, random_id
 from plait_testing.rank_threads import on_every_rank
 from plait_testing.recording import Record
 from plait_testing.v4_faults import FAULTS
+from plait_worker.attention.backend import BackendRequirements
+from plait_worker.attention.compressed.torch_compressed import MAX_GATHERED, CompressedStep, alike
+from plait_worker.attention.spec import CompressedShape
 from plait_worker.models.loader import load_model
 from plait_worker.models.model import Model
 from plait_worker.parallel import Parallel
+from plait_worker.rows import Rows
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -264,3 +268,29 @@ def test_ranks_together_compute_what_one_computes(world: int, tmp_path: Path) ->
     expected = reference_logprobs(reference, ids)
     for together in on_every_rank(world, tmp_path, logprobs):
         assert_close(together, expected)
+
+
+def test_one_deep_row_does_not_pad_short_ones(case_of: Callable[[str], Case]) -> None:
+    """Decode rows whose entries are read together have as much padding as entries, at most."""
+    step = decode_step(case_of("real ratios").model, [8_000] + [40] * 31 + [8_000] * 2 + [60])
+    counts = step.entries.count_T
+    for parts in ([tokens for tokens, _rows in step._parts()], [tokens for tokens, _width in step._seen_parts]):
+        assert [token for part in parts for token in range(part.start, part.stop)] == list(range(len(counts)))
+        padded = sum(int(counts[part].max()) * (part.stop - part.start) for part in parts)
+        assert padded <= 2 * int(counts.sum()) + len(counts)
+
+
+def test_alike_runs_hold_no_more_than_fits() -> None:
+    sizes = [MAX_GATHERED // 3] * 7 + [2 * MAX_GATHERED, 5, 5, 5]
+    runs = list(alike(sizes))
+    assert runs == [slice(0, 3), slice(3, 6), slice(6, 7), slice(7, 8), slice(8, 11)]
+
+
+def decode_step(model: Model[Any], lengths: Sequence[int]) -> CompressedStep:
+    """Of the layers with an indexer, for one token of each request."""
+    shape = next(spec for spec in model.attention_specs if isinstance(spec, CompressedShape) and spec.overlaps)
+    num, pages = len(lengths), max(lengths) // 256 + 1
+    positions, row_ids = torch.tensor(lengths), torch.arange(num)
+    table = torch.arange(num * pages, dtype=torch.int32).view(num, pages)
+    rows = Rows(0, list(range(num)), list(lengths), [1] * num, torch.zeros_like(positions), positions, table, row_ids)
+    return CompressedStep(BackendRequirements(shape, 256, 256, 0, CPU), rows)

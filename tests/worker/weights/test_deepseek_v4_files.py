@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from plait_testing.deepseek_v4 import CSA, HCA, TINY, V4Driver, random_ids, random_v4
+from plait_testing.deepseek_v4 import CSA, DENSE, HCA, TINY, V4Driver, random_ids, random_v4
 from plait_worker.errors import ModelFilesError
 from plait_worker.model_config import ModelConfig, YarnRope
-from plait_worker.models.loader import load_model
+from plait_worker.models.loader import dummy_model, load_model
 from plait_worker.models.registry import read_config
 from plait_worker.parallel import Parallel, check_divisible
 from plait_worker.weights.deepseek_v4_files import DeepseekV4Files, published_name
+from plait_worker.weights.dummy import DummyWeights
 from plait_worker.weights.fields import Fields
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -108,6 +109,7 @@ def test_both_forms_of_the_configuration_say_the_same(tmp_path: Path) -> None:
         ({"compress_ratios": [0, 0, 4, 64, 4]}, "holds 64, but a layer's ratio is one of 0, 4, 128"),
         ({"compress_ratios": [0, 4]}, "lists 2 layers of 5"),
         ({"layer_types": [CSA] * 4}, "layer_types"),
+        ({"layer_types": [DENSE, DENSE, CSA, CSA, HCA]}, "compress_ratios .* those of layer_types, or left out"),
         ({"layer_types": ["full_attention"] * 5}, "layer_types"),
         ({"compress_rates": {CSA: 4, HCA: 4}}, "compress_rates"),
         ({"mlp_layer_types": ["dense"] * 5}, "mlp_layer_types"),
@@ -115,6 +117,9 @@ def test_both_forms_of_the_configuration_say_the_same(tmp_path: Path) -> None:
         ({"scoring_func": "sigmoid"}, "sqrtsoftplus in this architecture"),
         ({"num_experts_per_tok": 300}, "num_experts_per_tok"),
         ({"qk_rope_head_dim": 63}, "even"),
+        ({"rope_scaling": {**FLASH["rope_scaling"], "attention_factor": 1.3}}, "attention_factor .* has no factor"),
+        ({"rope_scaling": {**FLASH["rope_scaling"], "mscale": 0.7}}, "mscale .* has no factor"),
+        ({"swiglu_limit": 0}, "swiglu_limit"),
         ({"model_type": "deepseek_v41"}, "DeepSeek-V4.1 is another architecture"),
         ({"architectures": ["DeepseekV41ForCausalLM"]}, "DeepSeek-V4.1 is another architecture"),
     ],
@@ -127,6 +132,13 @@ def test_a_configuration_that_cannot_be_is_refused(changes: dict[str, Any], said
 def test_ranks_must_divide_the_output_groups() -> None:
     with pytest.raises(ValueError, match=r"does not divide the model's output groups \(o_groups\), 8; .*: 1, 2, 4, 8$"):
         check_divisible(config_of(), 16)
+
+
+def test_random_weights_name_experts_of_all_kinds(saved: Path) -> None:
+    model = dummy_model(saved, "float32", CPU, Parallel(), free_bytes=1 << 30)
+    assert model.config.compressed is not None
+    table = DummyWeights(torch.float32, CPU).take_indices("gate.tid2eid", (61, 2), 6, "expert")
+    assert sorted(table.unique().tolist()) == [0, 1, 2, 3, 4, 5]
 
 
 def save_folder(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:

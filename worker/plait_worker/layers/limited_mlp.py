@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from plait_kernels.linear import Matrix
 from torch import Tensor
 
-from plait_worker.errors import ModelFilesError
 from plait_worker.layers.linear import ColumnLinear, Projection, RowLinear
 from plait_worker.layers.router import Chosen
 from plait_worker.model_config import ModelConfig, MoeConfig
@@ -107,15 +106,7 @@ class HashRouter(ScoreRouter):
         """Read ``gate.weight`` and ``gate.tid2eid``; raises ``ModelFilesError`` if an expert is out of range."""
         super().__init__(config, moe, weights)
         shape = (config.vocab_size, moe.num_experts_per_token)
-        self.experts_VK = weights.take("gate.tid2eid", shape, dtype=torch.int64)
-        if self.experts_VK.is_meta:
-            return
-        low, high = (int(each) for each in self.experts_VK.aminmax())
-        if low < 0 or high >= moe.num_experts:
-            raise ModelFilesError(
-                f"tensor {weights.prefix}gate.tid2eid names expert {low if low < 0 else high}, but there are "
-                f"{moe.num_experts}, from 0: download the model again"
-            )
+        self.experts_VK = weights.take_indices("gate.tid2eid", shape, moe.num_experts, "expert")
 
     def __call__(self, x_TD: Tensor, token_ids_T: Tensor) -> Chosen:
         """See ``Chosen``."""

@@ -40,7 +40,7 @@ class StreamMixer:
         self.widths = [num, num, num * num]
         self.fn, self.base = _read(weights, name, sum(self.widths), num * config.hidden_size)
         scale = weights.take(f"{name}_scale", (3,), dtype=torch.float32)
-        self.scale = scale.repeat_interleave(torch.tensor(self.widths, device=scale.device))
+        self.scale = torch.cat([one.expand(width) for one, width in zip(scale, self.widths, strict=True)])
 
     def __call__(self, streams_TnD: Tensor) -> tuple[Tensor, Mixing]:
         """The part's input ``[T, D]``, not yet normalised."""

@@ -6,7 +6,6 @@ The published form lists ``compress_ratios``, one a layer and one more for each 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -90,6 +89,9 @@ def _read_rope(fields: Fields, kind: str, rope_dim: int) -> RopeConfig:
         scaling = flat.values if kind == "compress" else {}
         settings = {**scaling, "rope_theta": fields.number(theta_name, theta, 1.0)}
     known = {"rope_parameters": dict(settings), "max_position_embeddings": fields.integer("max_position_embeddings", 1)}
+    for name in ("attention_factor", "mscale", "mscale_all_dim"):
+        if settings.get(name) not in (None, 1):
+            raise fields.value_error(name, "1 in this architecture, whose rope has no factor")
     rope, _ = read_rope(Fields(known, fields.where), rope_dim)
     if isinstance(rope.scaling, YarnRope):
         return replace(rope, scaling=replace(rope.scaling, attention_factor=1.0, score_temperature=1.0))
@@ -131,9 +133,17 @@ def _read_rates(fields: Fields) -> dict[str, int]:
 
 
 def _read_ratios(fields: Fields, num_layers: int, rates: Mapping[str, int]) -> tuple[int, ...]:
-    """Of each layer; a published list goes on with the draft layers."""
-    if fields.has("layer_types"):
-        return _ratios_of_types(fields, num_layers, {DENSE: 0, **rates})
+    """Of each layer, by either form."""
+    if not fields.has("layer_types"):
+        return _published_ratios(fields, num_layers, rates)
+    ratios = _ratios_of_types(fields, num_layers, {DENSE: 0, **rates})
+    if fields.has("compress_ratios") and _published_ratios(fields, num_layers, rates) != ratios:
+        raise fields.value_error("compress_ratios", "those of layer_types, or left out")
+    return ratios
+
+
+def _published_ratios(fields: Fields, num_layers: int, rates: Mapping[str, int]) -> tuple[int, ...]:
+    """Of each layer, from a list that goes on with the draft layers."""
     ratios = fields.integers("compress_ratios")
     if len(ratios) < num_layers:
         raise ModelFilesError(
@@ -159,7 +169,6 @@ def _ratios_of_types(fields: Fields, num_layers: int, known: Mapping[str, int]) 
 
 def _read_moe(fields: Fields, num_layers: int, width: int) -> MoeConfig:
     num_experts = fields.integer("n_routed_experts", high=MAX_WIDTH)
-    limit = fields.number("swiglu_limit", 10.0) if fields.values.get("swiglu_limit", 10.0) else math.inf
     return MoeConfig(
         num_experts=num_experts,
         num_experts_per_token=fields.integer("num_experts_per_tok", high=num_experts),
@@ -168,7 +177,7 @@ def _read_moe(fields: Fields, num_layers: int, width: int) -> MoeConfig:
         shared_size=fields.integer("n_shared_experts", 1, low=0, high=MAX_WIDTH) * width,
         scale=fields.number("routed_scaling_factor", 1.5),
         hash_layers=_read_hash_layers(fields, num_layers),
-        limit=limit,
+        limit=fields.number("swiglu_limit", 10.0),
     )
 
 

@@ -102,6 +102,14 @@ class DummyWeights(Weights):
         whole.normal_(0, SPREAD, generator=self.generator.manual_seed(_seed(self.prefix + name)))
         return whole.to(kept_as) if cut == shape else self._slice(whole, rows, columns).to(kept_as, copy=True)
 
+    def take_indices(self, name: str, shape: tuple[int, ...], num: int, of: str) -> Tensor:
+        """See ``Weights``: any of them."""
+        self.held.add(self.prefix + name, math.prod(shape) * torch.int64.itemsize)
+        indices = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        if self.device.type == "meta":
+            return indices
+        return indices.random_(num, generator=self.generator.manual_seed(_seed(self.prefix + name)))
+
 
 def _seed(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")

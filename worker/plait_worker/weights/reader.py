@@ -138,6 +138,20 @@ class Weights:
         self.held.add(full_name, tensor.nbytes)
         return tensor
 
+    def take_indices(self, name: str, shape: tuple[int, ...], num: int, of: str) -> Tensor:
+        """int64: a tensor that names some of ``num`` things; ``of`` says what one is.
+
+        Raises ``ModelFilesError`` as ``take`` does, or if one is named that does not exist.
+        """
+        indices = self.take(name, shape, dtype=torch.int64)
+        low, high = (int(each) for each in indices.aminmax())
+        if low < 0 or high >= num:
+            raise ModelFilesError(
+                f"tensor {self.prefix}{name} names {of} {low if low < 0 else high}, but there are {num}, from 0: "
+                "download the model again"
+            )
+        return indices
+
     def block_weight(self, name: str, shape: tuple[int, ...]) -> BlockWeight | None:
         """A whole matrix in blocks that have a kernel, for ``keep``; None if it must be taken dense.
 

@@ -195,10 +195,10 @@ class EntryLists:
         """M."""
         return self.entries_RM.shape[1]
 
-    def of(self, tokens: slice) -> Tensor:
-        """int64 ``[tokens, M]``."""
-        index = self.entries_RM[self.row_T[tokens]]
-        is_seen = torch.arange(self.width, device=index.device) < self.count_T[tokens, None]
+    def of(self, tokens: slice, width: int | None = None) -> Tensor:
+        """int64 ``[tokens, M]``; ``[tokens, width]`` for tokens that see no more."""
+        index = self.entries_RM[self.row_T[tokens], :width]
+        is_seen = torch.arange(index.shape[1], device=index.device) < self.count_T[tokens, None]
         return index.masked_fill(~is_seen, -1)
 
 
@@ -228,6 +228,6 @@ class ChosenEntries:
         """K."""
         return self.index_TK.shape[1]
 
-    def of(self, tokens: slice) -> Tensor:
+    def of(self, tokens: slice, width: int | None = None) -> Tensor:
         """int64 ``[tokens, K]``."""
-        return self.index_TK[tokens]
+        return self.index_TK[tokens, :width]

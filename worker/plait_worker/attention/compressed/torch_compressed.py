@@ -6,7 +6,7 @@ heads, E elements of theirs; entries ``[N + 1, P / ratio, D]``, index keys ``[N 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,8 +27,8 @@ from plait_worker.attention.compressed.row_lists import (
 from plait_worker.attention.spec import CompressedShape
 from plait_worker.rows import Rows
 
-_GATHERED = 1 << 20
-"""Elements gathered by one call: they stay in the cache until they are read."""
+MAX_GATHERED = 1 << 20
+"""Elements gathered by one call, unless one token's are more: they stay in the cache until they are read."""
 
 
 class TorchCompressed:
@@ -112,10 +112,12 @@ class CompressedStep:
                 last = row + 1
                 while last < self.rows.num_rows and self.rows.lengths[last] == 1:
                     last += 1
-                yield slice(first, first + last - row), slice(row, last)
+                for part in alike([max(1, num) * self.shape.index_dim for num in self._num_entries[row:last]]):
+                    tokens = slice(first + part.start, first + part.stop)
+                    yield tokens, slice(row + part.start, row + part.stop)
                 first, row = first + last - row, last
                 continue
-            size = max(1, _GATHERED // (width * self.shape.num_index_heads))
+            size = max(1, MAX_GATHERED // (width * self.shape.num_index_heads))
             for begin in range(0, length, size):
                 yield slice(first + begin, first + min(begin + size, length)), slice(row, row + 1)
             first, row = first + length, row + 1
@@ -132,15 +134,42 @@ class CompressedStep:
         """``[T, H, D]``: one softmax over a token's raw keys, entries and its heads' sinks; keys are values."""
         out_THD = torch.empty_like(q_THD)
         entries_FD = entries.flatten(0, 1)
-        width = window.index_TW.shape[1] + (seen.width if seen is not None else 0)
-        size = max(1, _GATHERED // (width * q_THD.shape[2]))
-        for begin in range(0, len(q_THD), size):
-            part = slice(begin, begin + size)
+        for part, width in self._seen_parts if isinstance(seen, EntryLists) else self._equal_parts(seen):
             sets = [(raw, window.index_TW[part])]
-            if seen is not None and seen.width:
-                sets.append((entries_FD, seen.of(part)))
+            if seen is not None and width:
+                sets.append((entries_FD, seen.of(part, width)))
             out_THD[part] = _attend(q_THD[part].float(), sets, sinks_H, self.shape.head_dim**-0.5)
         return out_THD
+
+    @cached_property
+    def _seen_parts(self) -> list[tuple[slice, int]]:
+        """Tokens that attend together, and the most entries that one of them sees."""
+        counts = self.entries.count_T.tolist()
+        parts = alike([(self.shape.window + count) * self.shape.head_dim for count in counts])
+        return [(part, max(counts[part])) for part in parts]
+
+    def _equal_parts(self, seen: ChosenEntries | None) -> list[tuple[slice, int]]:
+        """The same where all see as many."""
+        width = 0 if seen is None else seen.width
+        size = max(1, MAX_GATHERED // ((self.shape.window + width) * self.shape.head_dim))
+        num_tokens = sum(self.rows.lengths)
+        return [(slice(first, min(first + size, num_tokens)), width) for first in range(0, num_tokens, size)]
+
+
+def alike(sizes: Sequence[int]) -> Iterator[slice]:
+    """Runs of neighbours that are padded to the longest: up to ``MAX_GATHERED`` elements, half of them padding at most.
+
+    One that is larger by itself is a run of its own.
+    """
+    first, widest, total = 0, 0, 0
+    for place, size in enumerate(sizes):
+        num, width = place + 1 - first, max(widest, size)
+        if num > 1 and num * width > min(MAX_GATHERED, 2 * (total + size)):
+            yield slice(first, place)
+            first, width, total = place, size, 0
+        widest, total = width, total + size
+    if sizes:
+        yield slice(first, len(sizes))
 
 
 def _scores(q_BIE: Tensor, weights_BI: Tensor, keys_GME: Tensor) -> Tensor:
