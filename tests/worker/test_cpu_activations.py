@@ -68,10 +68,10 @@ def test_deep_decode_rows_of_deepseek_v4_take_no_more_than_is_counted(tmp_path: 
     """Index keys and scores of 16 rows far into their contexts."""
     rates = {CSA: 4, HCA: 128}
     random_v4("mixed", compress_rates=rates, index_topk=64, sliding_window=128).save_pretrained(tmp_path)
-    model, num, depth = load_model(tmp_path, "float32", CPU, Parallel()), 16, 32_000
-    config = config_for(tmp_path, tmp_path, max_batch_tokens=64, max_seqs=num, max_model_len=2 * depth, page_size=128)
-    driver = V4Driver(model, 128, num_pages=num * (depth // 128 + 1), num_slots=num, max_tokens=64)
-    driver.lengths = {str(number): depth for number in range(num)}
+    model, num, length = load_model(tmp_path, "float32", CPU, Parallel()), 16, 32_000
+    config = config_for(tmp_path, tmp_path, max_batch_tokens=64, max_seqs=num, max_model_len=2 * length, page_size=128)
+    driver = V4Driver(model, 128, num_pages=num * (length // 128 + 1), num_slots=num, max_tokens=64)
+    driver.lengths = {str(number): length for number in range(num)}
     decoded = {str(number): 1 for number in range(num)}
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         driver.step({}, decoded)

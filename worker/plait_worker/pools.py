@@ -57,7 +57,7 @@ def choose_pools(
     """
     if not state.slot:
         return Pools(choose_num_pages(config, page_bytes, pool_bytes, budget), None)
-    # Pages that a setting asks for are held against what is free; others get a share of it.
+    # Pages that a setting asks for are compared with what is free; others get a share of it.
     is_asked = config.pages.num_pages is not None
     offered = budget.offered_bytes if is_asked else min(pool_bytes, budget.offered_bytes)
     _check_slots_fit(config, state, offered)

@@ -1,6 +1,6 @@
 """A decode step of many rows far into their contexts, V2-Lite on two GPUs: `--tp 2` against `--dp 2 --dp-attention`.
 
-    python tests/bench/dp/decode_at_depth.py --out FILE
+    python tests/bench/dp/long_context_decode.py --out FILE
 
 Through HTTP: 512 prompts of 4,700 tokens and no prefix cache. When all of them decode, the server's own counters are
 read twice, some seconds apart. Seconds of a step are wall time over the steps that one replica took.
@@ -139,7 +139,7 @@ def main(words: Sequence[str] | None = None) -> None:
     device = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     result = {
         "commit": commit(),
-        "command": " ".join(["tests/bench/dp/decode_at_depth.py", *sys.argv[1:]]),
+        "command": " ".join(["tests/bench/dp/long_context_decode.py", *sys.argv[1:]]),
         "machine": device | machine(),
         "versions": versions(LIBRARIES),
         "rows": rows,
