@@ -106,7 +106,7 @@ def busy_server(check_models: Path, tmp_path_factory: pytest.TempPathFactory) ->
     keys = folder / "keys"
     keys.touch(0o600)
     keys.write_text(KEY + "\n")
-    flags = ["--max-seqs", "4", "--threads", "1", "--api-key-file", str(keys), "--metrics-without-key"]
+    flags = ["--max-seqs", "4", "--threads", "1", "--api-key-file", str(keys), "--admin-port", "0"]
     one = start_server(folder / "server.log", check_models / "recall-gqa", *flags)
     assert one.url, one.errors
     yield one
@@ -115,11 +115,14 @@ def busy_server(check_models: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def prometheus(busy_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Prometheus that scrapes the server each second; without its package the test is skipped."""
+    """The address of a Prometheus that scrapes the server's operators' listener, which alone has each key's use.
+
+    Without its package the test is skipped.
+    """
     if shutil.which("prometheus") is None:
         pytest.skip("no prometheus; install Debian's package prometheus")
     folder = tmp_path_factory.mktemp("prometheus")
-    scrape = {"job_name": "plait", "static_configs": [{"targets": [busy_server.url.removeprefix("http://")]}]}
+    scrape = {"job_name": "plait", "static_configs": [{"targets": [admin_address(busy_server)]}]}
     config = {"global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "scrape_configs": [scrape]}
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config | {"rule_files": [str(ALERTS)]}))
     words = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
@@ -129,6 +132,11 @@ def prometheus(busy_server: Server, tmp_path_factory: pytest.TempPathFactory) ->
         yield f"http://{address}"
     process.terminate()
     process.wait()
+
+
+def admin_address(server: Server) -> str:
+    line = "Admin listener: http://"
+    return server.read_line(line).removeprefix(line).rstrip("/")
 
 
 def ask(url: str, number: int) -> None:

@@ -60,7 +60,7 @@ def test_tokens_are_transformers_in_every_way(
             answers = list(pool.map(partial(ask, one, max_tokens=num_output), prompts))
         gaps = [model.check(prompt, output_of(answer)) for prompt, answer in zip(prompts, answers, strict=True)]
         num_preempted = read_metrics(one.url)[PREEMPTED]
-        assert "a quarter" not in way or num_preempted >= sized(0, 21)
+        assert "a quarter" not in way or num_preempted >= sized(1, 21)
         record(f"HTTP, {way}{caches}", "largest_gap_to_transformers_best_logit", "1", max(gaps), GAP)
         record(f"HTTP, {way}{caches}", "preemptions", "preemptions", num_preempted)
         if caches:

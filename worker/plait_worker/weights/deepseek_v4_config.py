@@ -69,11 +69,11 @@ def _check_supported(fields: Fields) -> None:
 
 def _read_rope_dim(fields: Fields, head_dim: int) -> int:
     if fields.has("partial_rotary_factor"):
-        rope_dim = int(head_dim * fields.number("partial_rotary_factor", high=1.0))
+        name, rope_dim = "partial_rotary_factor", int(head_dim * fields.number("partial_rotary_factor", high=1.0))
     else:
-        rope_dim = fields.integer("qk_rope_head_dim", 64, high=head_dim)
+        name, rope_dim = "qk_rope_head_dim", fields.integer("qk_rope_head_dim", 64, high=head_dim)
     if rope_dim % 2 or not rope_dim:
-        raise fields.value_error("qk_rope_head_dim", "even, and at most head_dim")
+        raise fields.value_error(name, f"such that an even number of head_dim's {head_dim} elements rotates")
     return rope_dim
 
 
