@@ -18,6 +18,8 @@ POISON = b"".join(byte.to_bytes(4, "little") for byte in b"~poison~")
 """As token ids on the wire."""
 SPOILT = b"".join(byte.to_bytes(4, "little") for byte in b"~nan~")
 LOOK_SECONDS = 0.01
+GATHER_SECONDS = 0.05
+"""A step before so many rows are there: short answers wait for a stream that a busy machine begins late."""
 
 
 def held(launch: Callable[[Any, Any], Any], folder: Path) -> Callable[[Any, Any], Any]:
@@ -29,6 +31,8 @@ def held(launch: Callable[[Any, Any], Any], folder: Path) -> Callable[[Any, Any]
             os.kill(os.getpid(), signal.SIGKILL)
         spoilt.difference_update(new.slot for new in plan.new_slots)
         spoilt.update(slot for slot, chunk in _chunks(plan) if SPOILT in chunk)
+        if _read(hold) is not None:
+            time.sleep(GATHER_SECONDS)
         while (num_decode := _read(hold)) is not None and plan.num_decode >= num_decode:
             (folder / f"held-{os.getpid()}").touch()
             time.sleep(LOOK_SECONDS)
