@@ -58,6 +58,19 @@ def test_the_cause_of_a_rank_s_end_is_the_server_s(
     assert {"memory": "out of memory", "exception": "a planted exception"}[fault] in running.last_line
 
 
+def test_a_rank_that_stands_still_ends_the_other_which_names_it(
+    check_models: Path, server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the midst of captured collectives: nothing tells of it but a peer that it does not come to."""
+    monkeypatch.setenv("PLAIT_TEST_FAULT", "serving:hang:1")
+    running = server(check_models / "recall-gqa", *FLAGS)
+    assert running.url, running.errors
+    stream_to_the_end(running)
+    assert running.wait() == 5
+    assert "rank 0 waited in vain for rank 1 in collective" in running.last_line
+    assert "rank 1 is gone or stopped" in running.last_line
+
+
 def test_a_stopped_rank_ends_the_other(check_models: Path, server: StartServer) -> None:
     """SIGSTOP in the midst of captured collectives: the server sees it, or before that a peer that waits."""
     running = server(check_models / "recall-gqa", *FLAGS)

@@ -57,10 +57,7 @@ def choose_pools(
     """
     if not state.slot:
         return Pools(choose_num_pages(config, page_bytes, pool_bytes, budget), None)
-    # Pages that a setting asks for are compared with what is free; others get a share of it.
-    is_asked = config.pages.num_pages is not None
-    offered = budget.offered_bytes if is_asked else min(pool_bytes, budget.offered_bytes)
-    _check_slots_fit(config, state, offered)
+    _check_slots_fit(config, state, pool_bytes, budget)
     _check_one_request_fits(config)
     free = replace(budget, free_bytes=budget.free_bytes - state.reserved)
     left = pool_bytes - state.reserved
@@ -74,9 +71,8 @@ def choose_pools(
     num_snapshots = min(num_pages, of_snapshots // state.snapshot) if asked is None else asked
     if not num_snapshots and asked is None:
         _log.warning(
-            "no snapshot of %s fits into an eighth of the pages, so the prefix cache finds nothing; set "
-            "--num-snapshots, or raise --num-pages",
-            _mib(state.snapshot),
+            "no snapshot fits into an eighth of the pages, so the prefix cache finds nothing; set --num-snapshots, or "
+            "raise --num-pages"
         )
     _check_snapshots_fit(num_snapshots * state.snapshot, free.offered_bytes - num_pages * page_bytes, num_snapshots)
     return Pools(num_pages, SlotState(state.slot, state.snapshot, num_snapshots))
@@ -97,13 +93,16 @@ def _check_one_request_fits(config: WorkerConfig) -> None:
         )
 
 
-def _check_slots_fit(config: WorkerConfig, state: StateBytes, offered_bytes: int) -> None:
+def _check_slots_fit(config: WorkerConfig, state: StateBytes, pool_bytes: int, budget: MemoryBudget) -> None:
+    offered_bytes, advice = budget.offered_bytes, ""
+    if config.pages.num_pages is None:  # then pages get a share of what is free, and slots are in it
+        offered_bytes, advice = min(pool_bytes, offered_bytes), ", or raise --memory-fraction"
     if state.reserved > offered_bytes:
         raise WorkerError(
             ExitCode.HARDWARE,
             f"--max-seqs {config.max_seqs} needs {_mib(state.reserved)} for the state of its slots, "
             f"{_mib(state.slot)} a slot, and {_mib(max(0, offered_bytes))} of memory are there for it; lower "
-            "--max-seqs or --max-batch-tokens, or raise --memory-fraction",
+            f"--max-seqs or --max-batch-tokens{advice}",
         )
 
 

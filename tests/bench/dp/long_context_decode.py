@@ -29,7 +29,7 @@ from plait.bench.result_file import Row, commit, machine, versions
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.gpu.model_shapes import write_shape
-from plait_testing.metrics import read_metrics
+from plait_testing.metrics import read_metrics, sum_over_replicas
 from plait_testing.running_server import Server, start_server
 
 LAYOUTS = {"--tp 2": 1, "--dp 2 --dp-attention": 2}
@@ -50,16 +50,15 @@ class Counted:
     steps: float
     decode_steps: float
     answer_tokens: float
+    running: float
+    """Requests."""
 
     @classmethod
     def of(cls, server: Server) -> Counted:
-        samples = read_metrics(server.url)
-
-        def total(start: str) -> float:
-            return sum(value for name, value in samples.items() if name.startswith(start))
-
-        decode = sum(v for name, v in samples.items() if name.startswith("plait_steps_total") and "decode" in name)
-        return cls(time.monotonic(), total("plait_steps_total"), decode, total("plait_generated_tokens_total"))
+        samples = sum_over_replicas(read_metrics(server.url))
+        steps = {kind: samples[f'plait_steps_total{{kind="{kind}"}}'] for kind in ("decode", "mixed", "prefill")}
+        answer_tokens, running = samples["plait_generated_tokens_total"], samples["plait_requests_running"]
+        return cls(time.monotonic(), sum(steps.values()), steps["decode"], answer_tokens, running)
 
 
 def fill(server: Server, num_rows: int) -> None:
@@ -84,8 +83,7 @@ def wait_until_all_decode(server: Server, num_rows: int) -> None:
         time.sleep(1)
         now = Counted.of(server)
         steps = now.steps - before.steps
-        running = sum(v for name, v in read_metrics(server.url).items() if name.startswith("plait_requests_running"))
-        if running == num_rows and 0 < steps == now.decode_steps - before.decode_steps:
+        if now.running == num_rows and 0 < steps == now.decode_steps - before.decode_steps:
             return
     raise SystemExit(f"{num_rows} rows do not decode together: {server.errors[-2000:]}")
 

@@ -27,7 +27,7 @@ import psutil
 from plait.bench.percentiles import percentile
 from plait.bench.result_file import commit, machine, versions
 from plait.model_files import find_model
-from plait_testing.metrics import read_metrics
+from plait_testing.metrics import read_metrics, sum_over_replicas
 from plait_testing.running_server import Server, start_server
 from plait_testing.slow_steps import SlowSteps
 
@@ -93,13 +93,13 @@ def detection(url: str, since: float, losses_before: float) -> float:
 
 def num_losses(url: str) -> float:
     """Of all replicas."""
-    return sum(value for name, value in read_metrics(url).items() if name.startswith("plait_rank_losses_total"))
+    return sum_over_replicas(read_metrics(url))["plait_rank_losses_total"]
 
 
 def wait_until_whole(running: Server) -> None:
     """Until every replica has its ranks."""
     running.wait_until_serving()
-    while any(value for name, value in read_metrics(running.url).items() if name.startswith("plait_replica_down")):
+    while sum_over_replicas(read_metrics(running.url))["plait_replica_down"]:
         time.sleep(POLL_SECONDS)
 
 

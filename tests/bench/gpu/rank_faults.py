@@ -2,8 +2,8 @@
 
     python tests/bench/gpu/rank_faults.py --model tests/models/recall-gqa --tp 2 --runs 20 --at-once 10 --out FILE
 
-One rank is lost while it loads, captures or serves eight streams: `kill` is SIGKILL; `stop` SIGSTOP, of which nothing
-tells but a peer that does not come; `memory` asks for more GPU memory than there is; `exception` is a bug. Seconds
+One rank is lost while it loads, captures or serves eight streams: `kill` is SIGKILL; `stop` SIGSTOP, which the
+server sees or a peer that waits; `memory` asks for more GPU memory than there is; `exception` is a bug. Seconds
 count from the signal, or from the line by which the rank says what has happened to it. With `--one-gpu` all ranks share
 the first GPU (`rank_plugin`). `--at-once N` loses a rank of N servers side by side on the same GPUs; the memory that is
 left is looked at when all N are gone.

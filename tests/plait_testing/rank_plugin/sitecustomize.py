@@ -3,18 +3,20 @@
 ``PLAIT_TEST_SHARED_GPU=1``: all ranks compute on the first GPU. Their peer collectives work as between GPUs, though by
 turns: the driver gives each process the GPU for a while. NCCL refuses two ranks on a GPU, so the other collectives go
 through the host, by gloo. ``PLAIT_TEST_FAULT=STAGE:FAULT:RANK``: that rank fails while it is loading, capturing or
-serving, by an exception or by asking for too much GPU memory. ``PLAIT_TEST_UNREACHABLE=RANK``: that rank cannot open
-the memory of the other GPUs.
+serving, by an exception, by asking for too much GPU memory, or by standing still (``hang``).
+``PLAIT_TEST_UNREACHABLE=RANK``: that rank cannot open the memory of the other GPUs.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 STEPS_BEFORE_FAULT = 50
+HANG_SECONDS = 3600.0
 
 
 def through_the_host(collective: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -60,6 +62,8 @@ def plant(stage: str, fault: str) -> None:
 
         if fault == "exception":
             raise RuntimeError("a planted exception")
+        if fault == "hang":
+            time.sleep(HANG_SECONDS)
         torch.empty(1 << 46, dtype=torch.uint8, device="cuda")
 
     def failing_after(call: Callable[..., Any], num_calls: int) -> Callable[..., Any]:

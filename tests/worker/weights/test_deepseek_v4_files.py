@@ -117,8 +117,11 @@ def test_both_forms_of_the_configuration_say_the_same(tmp_path: Path) -> None:
         ({"scoring_func": "sigmoid"}, "sqrtsoftplus in this architecture"),
         ({"num_experts_per_tok": 300}, "num_experts_per_tok"),
         ({"qk_rope_head_dim": 63}, "even"),
-        ({"rope_scaling": {**FLASH["rope_scaling"], "attention_factor": 1.3}}, "attention_factor .* has no factor"),
-        ({"rope_scaling": {**FLASH["rope_scaling"], "mscale": 0.7}}, "mscale .* has no factor"),
+        (
+            {"rope_scaling": {**FLASH["rope_scaling"], "attention_factor": 1.3}},
+            "attention_factor is 1.3, .* no factor",
+        ),
+        ({"rope_scaling": {**FLASH["rope_scaling"], "mscale": 0.7}}, "mscale is 0.7, .* has no factor"),
         ({"swiglu_limit": 0}, "swiglu_limit"),
         ({"model_type": "deepseek_v41"}, "DeepSeek-V4.1 is another architecture"),
         ({"architectures": ["DeepseekV41ForCausalLM"]}, "DeepSeek-V4.1 is another architecture"),

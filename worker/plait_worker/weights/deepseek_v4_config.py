@@ -91,7 +91,7 @@ def _read_rope(fields: Fields, kind: str, rope_dim: int) -> RopeConfig:
     known = {"rope_parameters": dict(settings), "max_position_embeddings": fields.integer("max_position_embeddings", 1)}
     for name in ("attention_factor", "mscale", "mscale_all_dim"):
         if settings.get(name) not in (None, 1):
-            raise fields.value_error(name, "1 in this architecture, whose rope has no factor")
+            raise Fields(settings, fields.where).value_error(name, "1 in this architecture, whose rope has no factor")
     rope, _ = read_rope(Fields(known, fields.where), rope_dim)
     if isinstance(rope.scaling, YarnRope):
         return replace(rope, scaling=replace(rope.scaling, attention_factor=1.0, score_temperature=1.0))
