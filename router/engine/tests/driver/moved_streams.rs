@@ -210,6 +210,11 @@ fn without_another_replica_they_wait_and_go_to_the_first_that_is_back() {
 fn a_request_that_takes_two_replicas_down_is_refused_and_the_others_go_on() {
     let mut harness = both_held(&asked());
     lose(&mut harness, 0);
+    harness.wait_until("the second replica has both", |harness| {
+        let taken = ["running", "waiting"]
+            .map(|state| harness.metric(&of(&format!("plait_requests_{state}"), 1)));
+        taken.iter().sum::<f64>() == 2.0
+    });
     // The suspect runs alone in the second replica, which answers what was in flight and then waits.
     harness.hold(1, 14);
     harness.wait_until("the suspect is in flight", |harness| {
