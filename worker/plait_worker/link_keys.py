@@ -8,6 +8,12 @@ from pathlib import Path
 import msgspec
 import zmq
 from plait_proto import UNDECODABLE, ExitCode
+from plait_proto.silent_links import (
+    KEEPALIVE_IDLE_SECONDS,
+    KEEPALIVE_INTERVAL_SECONDS,
+    KEEPALIVE_PROBES,
+    UNACKNOWLEDGED_MILLIS,
+)
 from zmq.utils.monitor import parse_monitor_message
 
 from plait_worker.errors import EngineError, WorkerError
@@ -18,12 +24,11 @@ HANDSHAKE_FAILED = (
 )
 _KEEPALIVE = {
     zmq.TCP_KEEPALIVE: 1,
-    zmq.TCP_KEEPALIVE_IDLE: 2,
-    zmq.TCP_KEEPALIVE_INTVL: 1,
-    zmq.TCP_KEEPALIVE_CNT: 3,
-    zmq.TCP_MAXRT: 5000,
+    zmq.TCP_KEEPALIVE_IDLE: KEEPALIVE_IDLE_SECONDS,
+    zmq.TCP_KEEPALIVE_INTVL: KEEPALIVE_INTERVAL_SECONDS,
+    zmq.TCP_KEEPALIVE_CNT: KEEPALIVE_PROBES,
+    zmq.TCP_MAXRT: UNACKNOWLEDGED_MILLIS,
 }
-"""As the engine's: a link whose other end is silent closes within 5 s, not after a quarter of an hour."""
 
 _SEND_MILLISECONDS = 500
 

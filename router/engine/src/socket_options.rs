@@ -1,16 +1,17 @@
 //! Options of sockets between machines, which the `zmq` crate lacks or which go together.
 
 /// Seconds after which TCP keepalive probes an idle connection.
-const KEEPALIVE_IDLE: i32 = 2;
+const KEEPALIVE_IDLE: i32 = 1;
 /// Seconds from probe to probe.
 const KEEPALIVE_INTERVAL: i32 = 1;
 /// Unanswered probes after which the connection is closed.
-const KEEPALIVE_PROBES: i32 = 3;
+const KEEPALIVE_PROBES: i32 = 1;
 /// Time for which sent bytes may stay unacknowledged (`TCP_USER_TIMEOUT`); the system's default is a quarter of an hour.
-const UNACKNOWLEDGED_MILLIS: i32 = 5000;
+const UNACKNOWLEDGED_MILLIS: i32 = 2000;
 
-/// Has the kernel close a connection within 5 s after the other machine has gone silent. libzmq's own heartbeats abort
-/// the process if a queue is full (its issues 3937 and 4767).
+/// Has the kernel close a connection 2 s after the other machine has gone silent: kernels acknowledge, however busy the
+/// processes are. libzmq's own heartbeats abort the process if a queue is full (its issues 3937 and 4767). The Python
+/// side has the same numbers (`plait_proto.silent_links`).
 pub fn close_half_open(socket: &mut zmq::Socket) -> Result<(), zmq::Error> {
     socket.set_tcp_keepalive(1)?;
     socket.set_tcp_keepalive_idle(KEEPALIVE_IDLE)?;

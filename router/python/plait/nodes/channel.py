@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 
 import zmq
 import zmq.asyncio
+from plait_proto.silent_links import (
+    KEEPALIVE_IDLE_SECONDS,
+    KEEPALIVE_INTERVAL_SECONDS,
+    KEEPALIVE_PROBES,
+    UNACKNOWLEDGED_MILLIS,
+)
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
@@ -25,7 +32,18 @@ MAX_ENDS = 3
 """Connections in a row that a head ends before the handshake is through: it is not one, or has another key."""
 _ZAP = "inproc://zeromq.zap.01"
 _ENDED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-_WATCHED = _ENDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED
+_WATCHED = _ENDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_DESCRIPTOR = "__fd"
+"""The property of a frame that says by which of this process's descriptors it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One of a listener's peers."""
+
+    name: bytes
+    descriptor: int
+    """The monitor names a closed connection by it alone."""
 
 
 class Allowlist:
@@ -71,8 +89,9 @@ class Listener:
         self._socket.curve_secretkey = keys.secret
         self.num_strangers = 0
         """Connections that ended in the handshake: of peers that hold another key of this node, or are no Plait."""
-        self._monitor = self._socket.get_monitor_socket(_ENDED)
-        self._counting = asyncio.get_running_loop().create_task(self._count_strangers())
+        self._on_closed: Callable[[int], None] | None = None
+        self._monitor = self._socket.get_monitor_socket(_ENDED | zmq.EVENT_DISCONNECTED)
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
         try:
             self._socket.bind(f"tcp://{with_port(address, port or '*')}")
         except zmq.ZMQError as error:
@@ -86,26 +105,34 @@ class Listener:
         assert isinstance(bound, bytes)
         return int(bound.rstrip(b"\0").rpartition(b":")[2])
 
-    async def _count_strangers(self) -> None:
-        while True:
-            await recv_monitor_message(self._monitor)
-            self.num_strangers += 1
+    def on_closed(self, call: Callable[[int], None]) -> None:
+        """Have `call` told the descriptor of each connection that closes. What it sent may still be on its way."""
+        self._on_closed = call
 
-    async def receive(self) -> tuple[int, bytes, bytes]:
+    async def _watch(self) -> None:
+        while True:
+            event = await recv_monitor_message(self._monitor)
+            if event["event"] & _ENDED:
+                self.num_strangers += 1
+            elif self._on_closed is not None:
+                self._on_closed(int(event["value"]))
+
+    async def receive(self) -> tuple[int, Connection, bytes]:
         """A message: the node whose key the peer has, the connection, the content."""
         while True:
             frames = await self._socket.recv_multipart(copy=False)
             if len(frames) == 2:
-                return int(frames[0].get("User-Id")), frames[0].bytes, frames[1].bytes
+                connection = Connection(frames[0].bytes, int(frames[0].get(_DESCRIPTOR)))
+                return int(frames[0].get("User-Id")), connection, frames[1].bytes
 
-    def send(self, connection: bytes, content: bytes) -> None:
+    def send(self, connection: Connection, content: bytes) -> None:
         """Send, if the connection is still there."""
         with contextlib.suppress(zmq.ZMQError):
-            _plain(self._socket).send_multipart([connection, content], zmq.DONTWAIT)
+            _plain(self._socket).send_multipart([connection.name, content], zmq.DONTWAIT)
 
     def close(self) -> None:
         self.allowlist.close()
-        self._counting.cancel()
+        self._watching.cancel()
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close()
@@ -130,6 +157,8 @@ class Dialler:
         self._socket.curve_serverkey = keys.public[server]
         self._socket.curve_publickey = keys.public[node]
         self._socket.curve_secretkey = keys.secret
+        self.num_closed = 0
+        """Links that have closed, as far as a task that watches has seen. ZeroMQ makes another one each time."""
         self._monitor = self._socket.get_monitor_socket(_WATCHED)
         self._socket.connect(f"tcp://{self._where}")
 
@@ -147,6 +176,9 @@ class Dialler:
         num_ends = 0
         while True:
             event = (await recv_monitor_message(self._monitor))["event"]
+            if event == zmq.EVENT_DISCONNECTED:
+                self.num_closed += 1
+                continue
             num_ends = num_ends + 1 if event & _ENDED else 0
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 raise SettingsError(
@@ -178,6 +210,11 @@ def _configured(socket: zmq.asyncio.Socket) -> zmq.asyncio.Socket:
     socket.maxmsgsize = MAX_MESSAGE_BYTES
     socket.ipv6 = True
     socket.handshake_ivl = 5000
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = KEEPALIVE_IDLE_SECONDS
+    socket.tcp_keepalive_intvl = KEEPALIVE_INTERVAL_SECONDS
+    socket.tcp_keepalive_cnt = KEEPALIVE_PROBES
+    socket.tcp_maxrt = UNACKNOWLEDGED_MILLIS
     return socket
 
 

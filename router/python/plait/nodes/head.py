@@ -15,7 +15,7 @@ from plait.nodes import messages
 from plait.nodes.all_reduce_check import SECONDS as ALL_REDUCE_SECONDS
 from plait.nodes.all_reduce_check import AllReduceCheck, CheckStore
 from plait.nodes.causes import Causes, gave_up
-from plait.nodes.channel import Listener
+from plait.nodes.channel import Connection, Listener
 from plait.nodes.checks import (
     Finding,
     describe_reduced,
@@ -38,7 +38,9 @@ from plait.restarts import RestartBudget
 POLL_SECONDS = 0.05
 HEARTBEAT_SECONDS = 0.5
 LOST_SECONDS = 6.0
-"""Without a word from a node. Its launcher does nothing heavy, so that it is gone or cut off."""
+"""Without a word from a node whose link is open. Its launcher does nothing heavy, so that it hangs or is stopped."""
+LAST_WORD_SECONDS = 0.2
+"""From the end of a link until all that came through it was read."""
 STALL_SECONDS = 0.5
 """A launcher that itself was not run for so long has not heard the others either: that time does not count."""
 SETTLE_SECONDS = 1.0
@@ -63,9 +65,11 @@ class EndError(Exception):
 class Peer(msgspec.Struct):
     """Another node, as the head sees it."""
 
-    connection: bytes
+    connection: Connection
     facts: Facts
     heard: float
+    closed: float | None = None
+    """When its link closed: the node ended, or nothing reaches it any more."""
     clock: float | None = None
     """Seconds that it is ahead of this node's wall clock."""
     asked_clock: float = 0.0
@@ -92,7 +96,7 @@ class Head:
         self._loaded = LoadedRanks(plan.layout)
         self._last_lines: dict[int, str] = {}
         """What each node said last."""
-        self._is_draining = False
+        self._is_draining = self._is_ending = False
         self._polled = time.monotonic()
 
     async def run(self, budget: RestartBudget) -> messages.Stop:
@@ -100,6 +104,7 @@ class Head:
         loop = asyncio.get_running_loop()
         tasks = [loop.create_task(self._send_heartbeats())]
         if self._listener is not None:
+            self._listener.on_closed(self._note_closed)
             tasks.append(loop.create_task(self._receive(self._listener)))
         try:
             await self._meet_and_serve()
@@ -279,7 +284,12 @@ class Head:
                 continue  # not from a launcher of this version; it will be missing
             self._take(node, connection, message)
 
-    def _take(self, node: int, connection: bytes, message: messages.Message) -> None:
+    def _note_closed(self, descriptor: int) -> None:
+        for peer in self._peers.values():
+            if peer.connection.descriptor == descriptor and peer.closed is None:
+                peer.closed = time.monotonic()
+
+    def _take(self, node: int, connection: Connection, message: messages.Message) -> None:
         if isinstance(message, messages.Join) and message.facts.node == node:
             self._join(node, connection, message.facts)
         peer = self._peers.get(node)
@@ -305,7 +315,9 @@ class Head:
             case messages.Ended(cause):
                 peer.cause = cause
 
-    def _join(self, node: int, connection: bytes, facts: Facts) -> None:
+    def _join(self, node: int, connection: Connection, facts: Facts) -> None:
+        if self._is_ending:
+            return  # it starts again already, and asks until the next run of the head answers
         known = self._peers.get(node)
         if known is not None and known.facts.session != facts.session:
             both = f"{known.facts.host} ({known.facts.address}) and {facts.host} ({facts.address})"
@@ -390,8 +402,7 @@ class Head:
         for node, peer in self._peers.items():
             if peer.cause is not None and peer.cause.code != 0:
                 self._causes.add(node, peer.cause)
-            elif peer.cause is None and now - peer.heard > LOST_SECONDS:
-                reason = f"no word from {peer.facts.address} for {LOST_SECONDS:g} s; it ended, hangs or is cut off"
+            elif peer.cause is None and (reason := _why_lost(peer, now)) is not None:
                 self._causes.add(node, Cause(code=int(ExitCode.RANK_LOST), reason=reason))
         own = self._engine.cause
         if own is not None and own.code != 0:
@@ -404,6 +415,7 @@ class Head:
 
     async def _end_all(self, stop: messages.Stop) -> None:
         """Tell all nodes, and return when their engines have ended or the time is over."""
+        self._is_ending = True
         self._tell_all(stop)
         if self._check is not None:
             await self._check.end()
@@ -414,7 +426,8 @@ class Head:
 
     @staticmethod
     def _still_ends(peer: Peer) -> bool:
-        return peer.cause is None and time.monotonic() - peer.heard < LOST_SECONDS
+        now = time.monotonic()
+        return peer.cause is None and _why_lost(peer, now) is None
 
     # Sending
 
@@ -432,10 +445,19 @@ class Head:
         for peer in self._peers.values():
             self._send(peer.connection, message)
 
-    def _send(self, connection: bytes, message: messages.Message) -> None:
+    def _send(self, connection: Connection, message: messages.Message) -> None:
         if self._listener is not None:
             self._listener.send(connection, messages.encode(message))
 
     def _all_facts(self) -> list[Facts]:
         own = [self._facts] if self._facts is not None else []
         return own + [self._peers[node].facts for node in sorted(self._peers)]
+
+
+def _why_lost(peer: Peer, now: float) -> str | None:
+    """Why a node that has not said that it ends counts as lost; None: it does not."""
+    if peer.closed is not None and now - peer.closed > LAST_WORD_SECONDS:
+        return f"no word from {peer.facts.address}, its link closed; it ended or is cut off"
+    if peer.closed is None and now - peer.heard > LOST_SECONDS:
+        return f"no word from {peer.facts.address} for {LOST_SECONDS:g} s; it hangs or is stopped"
+    return None

@@ -12,7 +12,7 @@ from plait.nodes import messages
 from plait.nodes.all_reduce_check import AllReduceCheck
 from plait.nodes.channel import Dialler, Listener
 from plait.nodes.engine_process import EngineProcess
-from plait.nodes.head import HEARTBEAT_SECONDS, LOST_SECONDS, POLL_SECONDS, STALL_SECONDS
+from plait.nodes.head import HEARTBEAT_SECONDS, LAST_WORD_SECONDS, LOST_SECONDS, POLL_SECONDS, STALL_SECONDS
 from plait.nodes.key_files import NodeKeys
 from plait.nodes.log_lines import LogWriter, read_line
 from plait.nodes.messages import Cause
@@ -42,6 +42,10 @@ class Member:
         self._lines: list[str] = []
         self._heard: float | None = None
         """When the head last said something; None: it has not yet."""
+        self._num_closed_before = 0
+        """Links that had closed when the head first answered: it does not know another than that one."""
+        self._closed: float | None = None
+        """When that one closed."""
         self._stop: messages.Stop | None = None
         self._work: set[asyncio.Task[None]] = set()
 
@@ -111,11 +115,22 @@ class Member:
 
     def _lost_head(self, now: float, where: str) -> messages.Stop | None:
         """What follows if it does not answer any more: with a policy of restarts this node waits for its return."""
-        if self._heard is None or now - self._heard <= LOST_SECONDS:
+        if (why := self._why_lost(now)) is None:
             return None
-        reason = f"node 0 ({where}): no word for {LOST_SECONDS:g} s; it ended, hangs or is cut off"
+        reason = f"node 0 ({where}): {why}"
         is_restarted = self._plan.settings.nodes.restart != "never"
         return messages.Stop(Cause(code=int(ExitCode.RANK_LOST), reason=reason), 0.0 if is_restarted else None)
+
+    def _why_lost(self, now: float) -> str | None:
+        if self._heard is None:
+            return None
+        if self._closed is None and self._head.num_closed > self._num_closed_before:
+            self._closed = now
+        if self._closed is not None and now - self._closed > LAST_WORD_SECONDS:
+            return "no word, its link closed; it ended or is cut off"
+        if self._closed is None and now - self._heard > LOST_SECONDS:
+            return f"no word for {LOST_SECONDS:g} s; it hangs or is stopped"
+        return None
 
     async def _receive(self) -> None:
         while True:
@@ -124,6 +139,8 @@ class Member:
                 message = messages.decode(content)
             except UNDECODABLE:
                 continue
+            if self._heard is None:
+                self._num_closed_before = self._head.num_closed
             self._heard = time.monotonic()
             match message:
                 case messages.Probe(targets):
