@@ -33,6 +33,7 @@ SUITES = {
     "gpu-fp8": "one H200: recall-gqa and recall-mla from FP8 weights, beside the same weights widened",
     "gpu-int4": "one H100 or H200: GEMMs and experts with 4-bit weights against float64",
     "gpu-ranks": "two H200s: recall-gqa and recall-mla on two ranks in every mode and under stress",
+    "faults": "recall-gqa and recall-mla while a worker is killed every 20 s",
     "cluster": "the chart on a real control plane: its pods, groups of pods, upgrades, drains, scaling",
     "image": "the images: size, time to ready, a read-only root, nothing secret; compose file and unit",
     "blackwell": "the calls of the Blackwell backends, with a stand-in for their kernels",
