@@ -213,7 +213,7 @@ fn act(harness: &mut Harness, action: Action, case: &Case) -> bool {
 
 /// The scheduler's state in words, with steps counted back from the last one, pages numbered as they
 /// come up, and without times and statistics.
-fn fingerprint(harness: &Harness) -> String {
+pub fn fingerprint(harness: &Harness) -> String {
     let text = format!("{:?}", harness.scheduler);
     let of_scheduler = &text[text.rfind("last_step: ").unwrap()..];
     let last_step = number_after(of_scheduler, "StepId(").unwrap();
@@ -264,19 +264,19 @@ fn index_of(page: u64, pages: &mut Vec<u64>) -> usize {
 }
 
 /// Whether `make acceptance` runs, or a long exploration.
-fn explores_all() -> bool {
+pub fn explores_all() -> bool {
     std::env::var_os("PLAIT_CASES").is_some() || std::env::args().any(|word| word == "--ignored")
 }
 
 /// Fewer states than usual mean that the actions explore little.
-fn assert_enough(num_states: usize, least: usize) {
+pub fn assert_enough(num_states: usize, least: usize) {
     let least = if explores_all() { least } else { least / 3 };
     assert!(num_states > least, "only {num_states} states");
 }
 
 /// Every mix of switches and small limits, on four pages of two tokens. Without `explores_all` half of the mixes, in which
 /// any two of mixed, depth and limits meet in each way.
-fn all_settings() -> Vec<(Settings, usize)> {
+pub fn all_settings() -> Vec<(Settings, usize)> {
     let small = with(settings(), |it| {
         it.pages.page_size = 2;
         it.runtime.num_pages = 4;
@@ -309,7 +309,7 @@ fn all_settings() -> Vec<(Settings, usize)> {
     all
 }
 
-fn keeping_prefixes() -> Vec<(Settings, usize)> {
+pub fn keeping_prefixes() -> Vec<(Settings, usize)> {
     let mut all = all_settings();
     for (settings, _) in &mut all {
         settings.pages.prefix_cache = true;

@@ -7,6 +7,7 @@ mod cache_aware;
 mod cache_kinds;
 mod choices;
 mod explorer;
+mod explorer_moves;
 mod failed_rows;
 mod fairness;
 mod fake_device;
