@@ -81,13 +81,9 @@ def settings_page() -> str:
     for command, struct in COMMANDS.items():
         lines += [f"## plait {command}", "", *_arguments(parsers[command], struct), *_components(struct)]
         if struct is LaunchSettings:
-            lines += [
-                "All settings of `plait serve` but those of groups and KV events are settings of `launch` too.",
-                "",
-            ]
+            lines += [f"{_shared_with_serve(LaunchSettings)}.", ""]
         if struct is RunBatchSettings:
-            shared = ", ".join(_title(one.type) for one in msgspec.structs.fields(OfflineSettings))
-            lines += [f"It also takes these settings of `plait serve`: {shared}. `plait.LLM` takes no others.", ""]
+            lines += [f"{_shared_with_serve(OfflineSettings)}. `plait.LLM` takes no others.", ""]
     lines += ["## plait keys new", "", *_arguments(parsers["keys new"], LaunchSettings)]
     lines += [
         "## plait bench latency, throughput, sweep",
@@ -99,6 +95,12 @@ def settings_page() -> str:
         if extra := list(_arguments(parsers[command], BenchSettings)):
             lines += [f"`plait {command}` also takes:", "", *extra]
     return "\n".join(lines)
+
+
+def _shared_with_serve(settings: type[msgspec.Struct]) -> str:
+    of_serve = {component.type for component in msgspec.structs.fields(ServeSettings)}
+    shared = (_title(one.type) for one in msgspec.structs.fields(settings) if one.type in of_serve)
+    return f"It also takes these settings of `plait serve`: {', '.join(shared)}"
 
 
 def _components(settings: type[msgspec.Struct]) -> Iterator[str]:

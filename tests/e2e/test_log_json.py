@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import httpx
-from plait_testing.running_server import Server, start_server
-
-LEVELS = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
+from plait_testing.json_log import read_json_lines
+from plait_testing.running_server import start_server
 
 
 def test_every_line_of_a_server_is_an_object_and_the_request_is_found_by_its_id(
@@ -31,7 +27,7 @@ def test_every_line_of_a_server_is_an_object_and_the_request_is_found_by_its_id(
         os.kill(server.workers()[0].pid, signal.SIGUSR2)
     finally:
         server.stop()
-    lines = read_lines(server)
+    lines = read_json_lines(server.errors)
     assert {"engine", "http", "rank 0"} <= {line["source"] for line in lines}
     assert any(line["source"] == "rank 0" and "most recent call first" in line["message"] for line in lines)
     [told] = [line for line in lines if line.get("request_id") == "told-1"]
@@ -44,16 +40,6 @@ def test_every_line_of_a_server_is_an_object_and_the_request_is_found_by_its_id(
 def test_the_last_line_of_a_failed_start_is_an_object_too(check_models: Path, tmp_path: Path) -> None:
     server = start_server(tmp_path / "log", check_models / "recall-gqa", "--log-json", "--max-seqs", "0")
     assert server.wait() == 2
-    [line] = read_lines(server)
+    [line] = read_json_lines(server.errors)
     assert (line["level"], line["source"]) == ("ERROR", "plait")
     assert "--max-seqs" in line["message"]
-
-
-def read_lines(server: Server) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in server.errors.splitlines()]
-    for line in lines:
-        assert datetime.fromisoformat(line["time"]).tzinfo is not None
-        assert line["level"] in LEVELS
-        assert isinstance(line["source"], str)
-        assert isinstance(line["message"], str)
-    return lines

@@ -9,7 +9,7 @@ from plait.errors import SettingsError, StartError
 from plait.nodes.causes import Causes, gave_up
 from plait.nodes.layout import plan_layout
 from plait.nodes.loaded_ranks import LoadedRanks
-from plait.nodes.log_lines import LogLines, LogWriter, Source, read_line
+from plait.nodes.log_lines import Line, LogLines, LogWriter, Source, read_line
 from plait.nodes.messages import Cause
 from plait.output import say
 from plait.restarts import WINDOW_SECONDS, Policy, RestartBudget
@@ -117,7 +117,7 @@ def test_the_load_ends_when_the_last_rank_of_the_last_node_has_its_weights() -> 
     loaded = LoadedRanks(layout)
 
     def say_on(node: int, line: str) -> list[int]:
-        loaded.note(*read_line(f"2026-11-23 10:00:00,000 {line}", node, layout.first_rank_of_engine(node)))
+        loaded.note(read_line(f"2026-11-23 10:00:00,000 {line}", node, layout.first_rank_of_engine(node)))
         return loaded.missing()
 
     assert say_on(0, "INFO rank 0: weights: 1.2 s") == [0, 1]
@@ -142,8 +142,8 @@ def test_equal_lines_become_one_with_the_names_of_all_who_said_them() -> None:
     lines = LogLines()
     for node in (0, 1, 2, 4):
         for rank in (0, 1):
-            lines.add(*read_line(f"{STAMP.format(100 + node)}INFO rank {rank}: loaded", node, 2 * node), 0.0)
-    lines.add(Source(1, None), "only here", 0.0)
+            lines.add(read_line(f"{STAMP.format(100 + node)}INFO rank {rank}: loaded", node, 2 * node), 0.0)
+    lines.add(Line(Source(1, None), "only here"), 0.0)
     assert list(lines.due(0.1)) == []
     assert list(lines.due(1.0)) == [
         f"[nodes 0-2,4 ranks 0-5,8-9] {STAMP.format(100)}INFO loaded",
@@ -155,14 +155,14 @@ def test_equal_lines_become_one_with_the_names_of_all_who_said_them() -> None:
 def test_a_line_that_one_node_repeats_is_counted() -> None:
     lines = LogLines()
     for _ in range(3):
-        lines.add(Source(0, 1), "again", 0.0)
+        lines.add(Line(Source(0, 1), "again"), 0.0)
     assert list(lines.due(1.0)) == ["[node 0 rank 1] again (3 times)"]
 
 
 def test_the_combined_log_ends_and_the_server_runs_on_if_the_disk_is_full(capfd: pytest.CaptureFixture[str]) -> None:
     log = LogWriter("/dev/full")
     for _ in range(2):
-        log.add(Source(0, None), "line")
+        log.add(Line(Source(0, None), "line"))
         log.flush(all_lines=True)
     assert capfd.readouterr().err.count("The combined log ends here: No space left") == 1
 
@@ -177,7 +177,7 @@ def test_the_combined_log_is_appended_to(tmp_path: Path) -> None:
     file = tmp_path / "log"
     for text in ("one", "two"):
         log = LogWriter(str(file))
-        log.add(Source(0, None), text)
+        log.add(Line(Source(0, None), text))
         log.flush(all_lines=True)
     assert file.read_text() == "[node 0] one\n[node 0] two\n"
 

@@ -8,7 +8,7 @@ import re
 import select
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ _MAX_UNENDED_BYTES = 65_536
 _OF_RANK = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) ([A-Z]+) rank \d+: ")
 _NO_FIELDS: Mapping[str, Field] = {}
 _writes_json = False
+_fields_of_all: dict[str, Field] = {}
 
 
 def write_json_lines(on: bool) -> None:
@@ -41,12 +42,18 @@ def write_json_lines(on: bool) -> None:
         sys.excepthook, threading.excepthook, sys.unraisablehook = _uncaught, _uncaught_in_thread, _unraisable
     else:
         root.removeHandler(_JSON)
+        _fields_of_all.clear()
         sys.excepthook, threading.excepthook = sys.__excepthook__, threading.__excepthook__
         sys.unraisablehook = sys.__unraisablehook__
 
 
 def writes_json() -> bool:
     return _writes_json
+
+
+def add_to_json_lines(**fields: Field) -> None:
+    """Let each JSON line of this process have these fields from now on."""
+    _fields_of_all.update(fields)
 
 
 def log(
@@ -63,7 +70,7 @@ def log(
     """
     now = datetime.now().astimezone()
     if _writes_json:
-        _write(_lines(now, level, source, message, {name: it for name, it in fields.items() if it is not None}))
+        _write(json_lines(new_record(level, source, message, now, fields)))
         return
     if text is None:
         said = " ".join([*([message] if message else []), *(f"{name}={_shown(it)}" for name, it in fields.items())])
@@ -76,15 +83,17 @@ def say_last(line: str, level: str = "ERROR") -> None:
     if not _writes_json:
         say(line, sys.stderr)
         return
-    for encoded in _lines(datetime.now().astimezone(), level, "plait", line, {}):
+    for encoded in json_lines(new_record(level, "plait", line)):
         say(encoded.decode().rstrip("\n"), sys.stderr)
 
 
 class RankLines:
     """Makes JSON of what a rank writes on its standard error. A line that names no level has that of the one before."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, write: Callable[[bytes], None] = forward_to_stderr) -> None:
+        """`write` gets each line of JSON."""
         self._source = f"rank {rank}"
+        self._write = write
         self._level = "INFO"
         self._rest = b""
 
@@ -96,16 +105,18 @@ class RankLines:
             self._rest = b""
         for line in lines:
             if line.strip():
-                self._write(line.decode(errors="replace").rstrip())
+                self.add_line(line.decode(errors="replace").rstrip())
 
-    def _write(self, line: str) -> None:
+    def add_line(self, line: str) -> None:
+        """Write a whole line."""
         now = datetime.now()
         if (found := _OF_RANK.match(line)) is not None:
             with contextlib.suppress(ValueError):
                 now = datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f")
             self._level = found[2]
             line = line[found.end() :]
-        _write(_lines(now.astimezone(), self._level, self._source, line, {}))
+        for encoded in json_lines(new_record(self._level, self._source, line, now.astimezone())):
+            self._write(encoded)
 
 
 def _shown(value: Field) -> str:
@@ -119,17 +130,26 @@ def _write(lines: Iterator[bytes]) -> None:
         forward_to_stderr(line)
 
 
-def _lines(now: datetime, level: str, source: str, message: str, fields: dict[str, Field]) -> Iterator[bytes]:
-    """A line, or several if it would be longer than what a pipe takes as a whole: none is cut or mixed with another."""
+def new_record(
+    level: str, source: str, message: str, now: datetime | None = None, fields: Mapping[str, Field] = _NO_FIELDS
+) -> dict[str, Field]:
+    """The object of a line. Fields without a value are left out."""
+    time = (now or datetime.now().astimezone()).isoformat(timespec="milliseconds")
     message = message.encode(errors="backslashreplace").decode()
-    head = {"time": now.isoformat(timespec="milliseconds"), "level": level, "source": source}
-    line = msgspec.json.encode(head | {"message": message} | fields) + b"\n"
+    given = {name: it for name, it in fields.items() if it is not None}
+    return {"time": time, "level": level, "source": source, "message": message} | _fields_of_all | given
+
+
+def json_lines(record: Mapping[str, Field]) -> Iterator[bytes]:
+    """A line, or several if it would be longer than what a pipe takes as a whole: none is cut or mixed with another."""
+    line = msgspec.json.encode(record) + b"\n"
+    message = str(record["message"])
     if len(line) <= select.PIPE_BUF or len(message) < 2:
         yield line
         return
     half = len(message) // 2
-    yield from _lines(now, level, source, message[:half], fields)
-    yield from _lines(now, level, source, message[half:], fields)
+    yield from json_lines({**record, "message": message[:half]})
+    yield from json_lines({**record, "message": message[half:]})
 
 
 class _JsonHandler(logging.Handler):

@@ -12,6 +12,7 @@ from plait.check_settings import check_model_is_named
 from plait.config_file import add_config, apply_config
 from plait.errors import DONE, SettingsError
 from plait.flags import Parser, add_flags, read_settings
+from plait.log import write_json_lines
 from plait.nodes.doctor import DoctorSettings
 from plait.nodes.environment import Environment
 from plait.nodes.settings import LaunchSettings, NodeCount
@@ -58,6 +59,7 @@ def launch(args: argparse.Namespace, environment: Environment) -> int:
     """`plait launch [MODEL]`."""
     apply_config(args, LaunchSettings)
     settings = read_settings(args, LaunchSettings)
+    write_json_lines(settings.logs.log_json)
     check_model_is_named(args.model, settings.http.served_model_name or ())
     from plait.nodes.launch import launch as run
 

@@ -22,6 +22,7 @@ from plait.errors import ADVICE
 from plait.launch.remote_ranks import AWAITED
 from plait.launch.startup_summary import READY
 from plait.nodes.child_process import ChildProcess, OnLine
+from plait.nodes.log_records import read_record, text_of
 from plait.nodes.messages import Cause
 
 KILL_SECONDS = 2.5
@@ -71,7 +72,8 @@ class EngineProcess:
         self.cause = self._describe_end(await self._process.run())
 
     def _take(self, line: str) -> None:
-        if found := _LAST_LINE.match(line):
+        record = read_record(line)
+        if found := _LAST_LINE.match(line if record is None else text_of(record)):
             self._last_line = int(found.group(1)), found.group(2)
             return  # the launcher says it last
         if line.startswith(READY):

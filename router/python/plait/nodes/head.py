@@ -27,7 +27,7 @@ from plait.nodes.checks import (
 from plait.nodes.engine_process import EngineProcess
 from plait.nodes.engine_words import engine_endpoint
 from plait.nodes.loaded_ranks import LoadedRanks
-from plait.nodes.log_lines import LogWriter, Source, read_line
+from plait.nodes.log_lines import Line, LogWriter, Source, read_line
 from plait.nodes.messages import Cause, Facts
 from plait.nodes.plan import LaunchPlan
 from plait.nodes.probes import answer_probes, probe
@@ -332,10 +332,10 @@ class Head:
     def _log_of(self, node: int, lines: list[str]) -> None:
         first = self._plan.layout.first_rank_of_engine(node)
         for line in lines:
-            source, text = read_line(line, node, first)
-            self._loaded.note(source, text)
-            self._log.add(source, text)
-            self._last_lines[node] = line
+            said = read_line(line, node, first)
+            self._loaded.note(said)
+            self._log.add(said)
+            self._last_lines[node] = said.text if said.source.rank is None else f"rank {said.source.rank}: {said.text}"
 
     def _on_own_line(self, line: str) -> None:
         self._log_of(self._plan.node, [line])
@@ -345,7 +345,8 @@ class Head:
 
     def _note_refused(self) -> None:
         for address in self._refused()[self._num_refused :]:
-            self._log.add(Source(0, None), f"refused {address}: its key is not in public.keys")
+            text = f"refused {address}: its key is not in public.keys"
+            self._log.add(Line(Source(0, None), text, level="WARNING"))
         self._num_refused = len(self._refused())
 
     # Failures and ends

@@ -15,6 +15,7 @@ from plait_proto import ExitCode
 from plait.check_settings import check_settings
 from plait.errors import DONE, SettingsError, StartError
 from plait.launch.listen import is_handed_over
+from plait.log import add_to_json_lines
 from plait.nodes.channel import Listener
 from plait.nodes.engine_words import engine_settings_of, engine_words
 from plait.nodes.environment import Environment
@@ -41,6 +42,7 @@ def launch(model: str | None, settings: LaunchSettings, environment: Environment
             "the .socket unit, or serve one node with plait serve"
         )
     place = find_place(settings.nodes, environment)
+    add_to_json_lines(node=place.node)
     gpus = find_gpus(environment.get("CUDA_VISIBLE_DEVICES"))
     layout = _layout(settings, place, gpus)
     keys = None if settings.nodes.dry_run else _keys(settings, place)

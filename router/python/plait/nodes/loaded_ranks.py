@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from plait.nodes.layout import Layout
-from plait.nodes.log_lines import Source
+from plait.nodes.log_lines import Line
 
 _WEIGHTS = re.compile(r"\S+ \S+ INFO weights: ")
 
@@ -17,10 +17,10 @@ class LoadedRanks:
         self._layout = layout
         self._ranks: set[int] = set()
 
-    def note(self, source: Source, text: str) -> None:
-        """A line of the log, as `read_line` gives it."""
-        if source.rank is not None and _WEIGHTS.match(text):
-            self._ranks.add(source.rank)
+    def note(self, line: Line) -> None:
+        """A line of the log."""
+        if line.source.rank is not None and _WEIGHTS.match(line.text):
+            self._ranks.add(line.source.rank)
 
     def missing(self) -> list[int]:
         """Nodes with ranks that have none yet."""

@@ -175,7 +175,7 @@ class Member:
 
     def _on_line(self, line: str) -> None:
         first = self._plan.layout.first_rank_of_engine(self._plan.node)
-        self._log.add(*read_line(line, self._plan.node, first))
+        self._log.add(read_line(line, self._plan.node, first))
         self._lines.append(line)
 
     def _flush(self) -> None:

@@ -17,6 +17,7 @@ from plait.errors import StartError
 from plait.launch.rank_end import LastLines, exit_code_of, reason_of
 from plait.launch.rank_interface import set_rank_interface
 from plait.launch.run_dir import run_directory
+from plait.log import RankLines, writes_json
 from plait.model_files import find_model
 from plait.nodes.child_process import ChildProcess, OnLine
 from plait.nodes.key_files import NodeKeys
@@ -38,6 +39,7 @@ class RankProcess:
         self._on_line = on_line
         self.process = ChildProcess(words, self._take, environment)
         self._lines = LastLines()
+        self._json = RankLines(rank, lambda line: on_line(line.decode().rstrip())) if writes_json() else None
         self._reason = ""
 
     async def run(self) -> Cause:
@@ -54,7 +56,10 @@ class RankProcess:
         self._lines.add(line)
         if found := _LAST_LINE.match(line):
             self._reason = found.group(1)
-        self._on_line(line)
+        if self._json is None:
+            self._on_line(line)
+        elif line:
+            self._json.add_line(line)
 
 
 class RankProcesses:

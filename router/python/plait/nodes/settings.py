@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from plait.log_settings import LogSettings
 from plait.setting import Setting
 from plait.settings import (
     AttentionSettings,
@@ -98,3 +99,4 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     attention: AttentionSettings = AttentionSettings()
     kv_cache: KvCacheSettings = KvCacheSettings()
     process: ProcessSettings = ProcessSettings()
+    logs: LogSettings = LogSettings()
