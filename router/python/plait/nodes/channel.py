@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -127,8 +126,7 @@ class Listener:
 
     def send(self, connection: Connection, content: bytes) -> None:
         """Send, if the connection is still there."""
-        with contextlib.suppress(zmq.ZMQError):
-            _plain(self._socket).send_multipart([connection.name, content], zmq.DONTWAIT)
+        _send_at_once(self._socket, connection.name, content)
 
     def close(self) -> None:
         self.allowlist.close()
@@ -168,8 +166,7 @@ class Dialler:
 
     def send(self, content: bytes) -> None:
         """Queue a message; a full queue drops it."""
-        with contextlib.suppress(zmq.Again):
-            _plain(self._socket).send(content, zmq.DONTWAIT)
+        _send_at_once(self._socket, content)
 
     async def watch(self) -> None:
         """Returns never. Raises `SettingsError` if the other end refuses this node's key or has another than listed."""
@@ -218,6 +215,12 @@ def _configured(socket: zmq.asyncio.Socket) -> zmq.asyncio.Socket:
     return socket
 
 
-def _plain(socket: zmq.asyncio.Socket) -> zmq.Socket[bytes]:
-    """The socket for a send that does not wait."""
-    return zmq.Socket.shadow(socket.underlying)
+def _send_at_once(socket: zmq.asyncio.Socket, *frames: bytes) -> None:
+    """Send, or drop what cannot be sent now.
+
+    Not by another handle of the socket: its send would take the notice that a message has come, and `receive` would
+    wait for ever.
+    """
+    sent = socket.send_multipart(frames, zmq.DONTWAIT)
+    assert isinstance(sent, asyncio.Future)
+    sent.exception()  # it is done, and asyncio warns of errors that nobody looked at
