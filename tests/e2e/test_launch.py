@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from plait_testing.node_network import (
     wait_for_all,
     workers_of,
 )
+from plait_testing.recording import Record
 from plait_testing.running_server import Server, spawn_server, wait_until_ready
 
 END_SECONDS = 10.0
@@ -33,6 +35,7 @@ LAYOUT = ("--tp", "2", "--dp", "2")
 """A replica on each node."""
 SPANNING = ("--tp", "2")
 """One replica with a rank on each node."""
+Sized = Callable[[int, int], int]
 both_layouts = pytest.mark.parametrize("layout", [LAYOUT, SPANNING], ids=["replicas", "spanning"])
 
 
@@ -70,13 +73,16 @@ def assert_all_gone(processes: list[psutil.Process], seconds: float = END_SECOND
     assert left == []
 
 
+@pytest.mark.acceptance("cpu")
 def test_two_nodes_answer_through_the_heads_door_and_a_killed_rank_ends_both(
-    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path, sized: Sized, record: Record
 ) -> None:
+    began = time.monotonic()
     nodes = begin(network, tmp_path, check_models, keys)
+    record("launch: 2 nodes, TP 2 on each as DP 2", "ready", "seconds", time.monotonic() - began)
     assert [line.split()[3:] for line in nodes[0].lines if line.startswith(("  0 ", "  1 "))] == [["ok"] * 13] * 2
     assert LOADED in nodes[0].lines
-    assert network.wrong_recall(0, nodes[0].url, "recall-mla", 4, 512) == []
+    assert network.wrong_recall(0, nodes[0].url, "recall-mla", sized(4, 100), sized(512, 2048)) == []
     everything = processes_of(nodes)
     assert len(everything) == 2 * 4
     workers_of(nodes[1])[0].kill()
@@ -117,26 +123,34 @@ def test_ctrl_c_ends_a_node_that_waits_for_the_head(tmp_path: Path, check_models
         waiting.kill()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_nodes", [2, 4])
-def test_nodes_that_share_experts_answer_through_each_door(num_nodes: int, tmp_path: Path, check_models: Path) -> None:
-    """DP attention: the experts of recall-mla are divided among the ranks of all nodes."""
+@pytest.mark.acceptance("cpu")
+@pytest.mark.parametrize("num_nodes", [pytest.param(2, marks=pytest.mark.slow), 4])
+def test_nodes_that_share_experts_answer_through_all_doors_at_once(
+    num_nodes: int, tmp_path: Path, check_models: Path, sized: Sized, record: Record
+) -> None:
+    """DP attention: the experts of recall-mla are divided among the ranks of all nodes, and every node has rows."""
     if reason := reason_without_namespaces():
         pytest.skip(reason)
     write_new_keys(tmp_path / "keys", num_nodes)
-    flags = ("--dp", str(num_nodes), "--dp-attention", "--max-model-len", "1024")
+    context = sized(512, 2048)
+    flags = ("--dp", str(num_nodes), "--dp-attention", "--max-model-len", str(context + 512))
     with NodeNetwork(num_nodes) as network:
+        began = time.monotonic()
         nodes = network.launch_all(tmp_path, check_models / "recall-mla", tmp_path / "keys", *flags)
-        for one in nodes[:1]:
-            wait_until_ready(one)
-            assert one.url, one.errors
+        wait_until_ready(nodes[0])
+        assert nodes[0].url, nodes[0].errors
+        record(f"launch: {num_nodes} nodes, DP attention", "ready", "seconds", time.monotonic() - began)
         everything = processes_of(nodes)
-        assert network.wrong_recall(0, nodes[0].url, "recall-mla", 4, 512) == []
-        doors = [door(nodes[0], node) for node in range(num_nodes)]
-        assert network.wrong_recall(num_nodes - 1, doors[-1], "recall-mla", 2, 512) == []
+        nums = [sized(4, 100), *[sized(1, 20)] * (num_nodes - 1)]
+        with ThreadPoolExecutor(num_nodes) as pool:
+            asked = [
+                pool.submit(network.wrong_recall, node, door(nodes[0], node), "recall-mla", num, context)
+                for node, num in enumerate(nums)
+            ]
+            assert [wrong for one in asked for wrong in one.result()] == []
         interrupt(nodes[-1])
-        assert wait_for_all(nodes, END_SECONDS) == [0] * num_nodes
-        assert_all_gone(everything)
+        assert wait_for_all(nodes, BUSY_END_SECONDS) == [0] * num_nodes
+        assert_all_gone(everything, BUSY_END_SECONDS)
 
 
 @pytest.mark.slow
