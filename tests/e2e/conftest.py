@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from plait.nodes.key_files import write_new_keys
+from plait_testing.node_network import NodeNetwork, reason_without_namespaces
 from plait_testing.running_server import Server, StartServer, start_server
 from plait_testing.slow_steps import SlowSteps
 
@@ -22,6 +24,22 @@ def server(tmp_path: Path) -> Iterator[StartServer]:
     yield start
     for one in started:
         one.kill()
+
+
+@pytest.fixture
+def network() -> Iterator[NodeNetwork]:
+    """Two nodes."""
+    if reason := reason_without_namespaces():
+        pytest.skip(reason)
+    with NodeNetwork(2) as made:
+        yield made
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """A folder with the keys of two nodes."""
+    write_new_keys(tmp_path / "keys", 2)
+    return tmp_path / "keys"
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -37,20 +37,6 @@ SPANNING = ("--tp", "2")
 """One replica with a rank on each node."""
 Sized = Callable[[int, int], int]
 both_layouts = pytest.mark.parametrize("layout", [LAYOUT, SPANNING], ids=["replicas", "spanning"])
-
-
-@pytest.fixture
-def network() -> Iterator[NodeNetwork]:
-    if reason := reason_without_namespaces():
-        pytest.skip(reason)
-    with NodeNetwork(2) as made:
-        yield made
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    write_new_keys(tmp_path / "keys", 2)
-    return tmp_path / "keys"
 
 
 def begin(
@@ -423,26 +409,6 @@ def test_a_full_disk_for_logs_ends_nothing(
     assert network.wrong_recall(0, nodes[0].url, "recall-mla", 2, 512) == []
     interrupt(nodes[0])
     assert wait_for_all(nodes, END_SECONDS) == [0, 0]
-
-
-@pytest.mark.slow
-@both_layouts
-def test_a_lost_rank_starts_all_again_as_far_as_the_budget_goes(
-    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path, layout: tuple[str, ...]
-) -> None:
-    file = tmp_path / "restarts"
-    flags = ("--restart", "group", "--restart-budget", "1", "--restart-file", str(file), "--combined-log")
-    nodes = begin(network, tmp_path, check_models, keys, *flags, str(tmp_path / "combined.log"), layout=layout)
-    for kills in (1, 2):
-        if kills == 2:
-            assert nodes[0].process.stdout is not None
-            assert any(line.startswith("Plait is ready: ") for line in nodes[0].process.stdout)
-        engines = [process for one in nodes for process in one.workers()]
-        workers_of(nodes[1])[0].kill()
-        assert_all_gone(engines)
-    assert wait_for_all(nodes, END_SECONDS) == [5, 5], [one.lines for one in nodes]
-    assert file.read_text().count(".") == 2
-    assert OF_NODE_1.search((tmp_path / "combined.log").read_text())
 
 
 @pytest.mark.slow

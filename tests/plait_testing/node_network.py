@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -178,7 +179,14 @@ def wait_for_all(nodes: Sequence[Server], seconds: float) -> list[int]:
 
 def workers_of(node: Server) -> list[psutil.Process]:
     """The ranks that the node's engine has started."""
-    return [process for process in node.workers() if "plait_worker" in process.cmdline()]
+    return [process for process in node.workers() if _is_rank(process)]
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    """False if it is gone."""
+    with contextlib.suppress(psutil.Error):
+        return "plait_worker" in process.cmdline()
+    return False
 
 
 def has_engine(node: Server) -> bool:
@@ -186,13 +194,13 @@ def has_engine(node: Server) -> bool:
     return any("plait.nodes.engine_process" in process.cmdline() for process in node.workers())
 
 
-def door(head: Server, node: int) -> str:
-    """The URL of a node's own engine, once the combined log has it."""
+def door(head: Server, node: int, start: int = 0) -> str:
+    """The URL of a node's own engine, once the combined log has it; `start` counts the restarts of all nodes."""
     line = re.compile(rf"^\[node {node}\] {re.escape(READY)}(\S+)", re.MULTILINE)
-    while (found := line.search(head.errors)) is None:
+    while len(found := line.findall(head.errors)) <= start:
         assert head.process.poll() is None, head.errors
         time.sleep(0.05)
-    return found[1]
+    return str(found[start])
 
 
 def exhaust_memory(rank: psutil.Process) -> None:

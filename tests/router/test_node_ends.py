@@ -93,6 +93,11 @@ def test_what_another_start_does_not_mend_is_not_restarted(code: int) -> None:
     assert RestartBudget("group", 3, None).after_loss(code, 0.0) is None
 
 
+@pytest.mark.parametrize(("code", "expected"), [(0, None), (1, 0.0), (2, None), (3, 0.0), (4, None), (5, 0.0)])
+def test_memory_that_runs_out_once_the_server_was_ready_is_a_loss(code: int, expected: float | None) -> None:
+    assert RestartBudget("group", 3, None).after_loss(code, 0.0, has_served=True) == expected
+
+
 def test_losses_older_than_an_hour_do_not_count() -> None:
     budget = RestartBudget("group", 1, None)
     assert budget.after_loss(5, 0.0) == 0.0

@@ -19,6 +19,8 @@ MAX_BACKOFF_SECONDS = 300.0
 MAX_FILE_BYTES = 1 << 16
 RESTARTED = (ExitCode.RANK_LOST, ExitCode.BUG)
 """What another start may mend. Settings, hardware and model files stay as they are."""
+RESTARTED_ONCE_SERVED = (*RESTARTED, ExitCode.HARDWARE)
+"""The same of a server that was ready: it had enough memory, and may have it again."""
 
 Policy = Literal["never", "group", "backoff"]
 
@@ -60,9 +62,9 @@ class RestartBudget:
             )
         return max(0.0, recent[-1] + self._backoff(len(recent)) - now)
 
-    def after_loss(self, code: int, now: float) -> float | None:
+    def after_loss(self, code: int, now: float, *, has_served: bool = False) -> float | None:
         """Seconds to wait before another start; None: no more. Counts the loss. Times are those of the wall clock."""
-        if code not in RESTARTED:
+        if code not in (RESTARTED_ONCE_SERVED if has_served else RESTARTED):
             return None
         recent = self._losses = [*self._recent(now), now]
         self._write()

@@ -96,7 +96,7 @@ class Head:
         self._loaded = LoadedRanks(plan.layout)
         self._last_lines: dict[int, str] = {}
         """What each node said last."""
-        self._is_draining = self._is_ending = False
+        self._has_served = self._is_draining = self._is_ending = False
         self._polled = time.monotonic()
 
     async def run(self, budget: RestartBudget) -> messages.Stop:
@@ -114,7 +114,8 @@ class Head:
         finally:
             for task in tasks[:1]:
                 task.cancel()
-        stop = messages.Stop(cause, budget.after_loss(cause.code, time.time()))
+        delay = budget.after_loss(cause.code, time.time(), has_served=self._has_served)
+        stop = messages.Stop(cause, delay)
         await self._end_all(stop)
         for task in tasks:
             task.cancel()
@@ -132,6 +133,7 @@ class Head:
         await self._capture(min(process.capture_timeout_seconds, rest) + LOAD_MARGIN_SECONDS)
         say(f"All {self._plan.layout.num_nodes} nodes are ready after {time.monotonic() - began:.1f} s of loading")
         say(f"Plait is ready: {self._engine.url}")
+        self._has_served = True
         await self._until(self._still_serving, None, "serve")
 
     # Phases
@@ -290,7 +292,8 @@ class Head:
                 peer.closed = time.monotonic()
 
     def _take(self, node: int, connection: Connection, message: messages.Message) -> None:
-        if isinstance(message, messages.Join) and message.facts.node == node:
+        # A node that has ended before this one asks again once the next run listens.
+        if isinstance(message, messages.Join) and message.facts.node == node and not self._is_ending:
             self._join(node, connection, message.facts)
         peer = self._peers.get(node)
         if peer is None or peer.connection != connection:
@@ -316,8 +319,6 @@ class Head:
                 peer.cause = cause
 
     def _join(self, node: int, connection: Connection, facts: Facts) -> None:
-        if self._is_ending:
-            return  # it starts again already, and asks until the next run of the head answers
         known = self._peers.get(node)
         if known is not None and known.facts.session != facts.session:
             both = f"{known.facts.host} ({known.facts.address}) and {facts.host} ({facts.address})"

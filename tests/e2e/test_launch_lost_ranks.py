@@ -1,0 +1,85 @@
+"""Ranks of `plait launch` that are lost: what is noticed, and what starts again."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from plait_testing.node_network import NodeNetwork, door, exhaust_memory, has_engine, wait_for_all, workers_of
+from plait_testing.running_server import Server, wait_until_ready
+
+MODEL = "recall-mla"
+SPANNING = ("--tp", "2", "--max-model-len", "1024")
+"""One replica with a rank on each node, whose engine is on the head."""
+LAYOUTS = {"replicas": ("--dp", "2", *SPANNING), "spanning": SPANNING}
+END_SECONDS = 60.0
+"""Far below the deadline of a load, on any machine."""
+LoseRank = Callable[[NodeNetwork, list[Server]], None]
+
+
+def first_rank(node: Server) -> psutil.Process:
+    """The node's first rank, as soon as it is started."""
+    while not (found := workers_of(node)):
+        assert node.process.poll() is None, node.errors
+        time.sleep(0.01)
+    return found[0]
+
+
+def kill_rank(_: NodeNetwork, nodes: list[Server]) -> None:
+    first_rank(nodes[1]).kill()
+
+
+def kill_rank_of_slow_head(network: NodeNetwork, nodes: list[Server]) -> None:
+    """Node 1 has ended and asks for the next meeting while the head still waits for the end of its own engine."""
+    engine = next(process for process in nodes[0].workers() if "plait.nodes.engine_process" in process.cmdline())
+    engine.suspend()
+    kill_rank(network, nodes)
+
+
+def starve_rank(network: NodeNetwork, nodes: list[Server]) -> None:
+    """Take memory from a rank of node 1, and have it compute for the first time: later it may need no more."""
+    exhaust_memory(first_rank(nodes[1]))
+    node = 1 if has_engine(nodes[1]) else 0
+    network.try_recall(node, door(nodes[0], node), MODEL)
+
+
+@pytest.mark.parametrize(
+    ("lose_rank", "layout"),
+    [
+        (starve_rank, "spanning"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (starve_rank, "replicas"),
+                (kill_rank, "spanning"),
+                (kill_rank, "replicas"),
+                (kill_rank_of_slow_head, "spanning"),
+            )
+        ),
+    ],
+)
+def test_a_rank_lost_while_serving_starts_all_again_as_far_as_the_budget_goes(
+    lose_rank: LoseRank, layout: str, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    file, combined = tmp_path / "restarts", tmp_path / "combined.log"
+    flags = (*LAYOUTS[layout], "--restart", "group", "--restart-budget", "1", "--restart-file", str(file))
+    nodes = network.launch_all(tmp_path, check_models / MODEL, keys, *flags, "--combined-log", str(combined))
+    wait_until_ready(nodes[0])
+    lose_and_wait(lose_rank, network, nodes)
+    assert network.wrong_recall(0, door(nodes[0], 0, start=1), MODEL, 2, 512) == []
+    lose_and_wait(kill_rank, network, nodes)
+    assert wait_for_all(nodes, END_SECONDS) == [5, 5]
+    assert file.read_text().count(".") == 2
+    assert re.search(r"^\[(node 1|nodes 0-1) ranks? [0-3,-]+\] ", combined.read_text(), re.MULTILINE)
+
+
+def lose_and_wait(lose_rank: LoseRank, network: NodeNetwork, nodes: list[Server]) -> None:
+    """Until all engines and ranks of before have ended."""
+    before = [process for one in nodes for process in one.workers()]
+    lose_rank(network, nodes)
+    _, left = psutil.wait_procs(before, timeout=END_SECONDS)
+    assert left == []
