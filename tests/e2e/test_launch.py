@@ -353,18 +353,6 @@ def test_a_frozen_rank_ends_both_nodes(network: NodeNetwork, tmp_path: Path, che
 
 
 @pytest.mark.slow
-def test_a_frozen_rank_of_another_nodes_engine_is_lost_without_a_step(
-    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
-) -> None:
-    nodes = begin(network, tmp_path, check_models, keys, layout=SPANNING)
-    everything = processes_of(nodes)
-    workers_of(nodes[1])[0].suspend()
-    assert wait_for_all(nodes, END_SECONDS) == [5, 5]
-    assert_all_gone(everything)
-    assert all("rank 1 was lost: no heartbeat for 6 s" in one.last_line for one in nodes)
-
-
-@pytest.mark.slow
 @both_layouts
 def test_a_rank_without_memory_ends_both_nodes(
     network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path, layout: tuple[str, ...]

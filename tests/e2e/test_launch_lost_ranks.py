@@ -19,6 +19,7 @@ LAYOUTS = {"replicas": ("--dp", "2", *SPANNING), "spanning": SPANNING}
 END_SECONDS = 60.0
 """Far below the deadline of a load, on any machine."""
 LoseRank = Callable[[NodeNetwork, list[Server]], None]
+IS_STOPPED = r"error \(exit code 5\): node 1 \(\S+\): rank 1 was stopped \(SIGSTOP, or a debugger\) for 5 s"
 
 
 def first_rank(node: Server) -> psutil.Process:
@@ -27,6 +28,23 @@ def first_rank(node: Server) -> psutil.Process:
         assert node.process.poll() is None, node.errors
         time.sleep(0.01)
     return found[0]
+
+
+@pytest.mark.parametrize("phase", ["load", pytest.param("serve", marks=pytest.mark.slow)])
+def test_a_stopped_rank_without_an_engine_beside_it_ends_both_nodes(
+    phase: str, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    """Its engine would wait for it until the deadline of the load, which is half an hour."""
+    nodes = network.launch_all(tmp_path, check_models / MODEL, keys, *SPANNING)
+    if phase == "serve":
+        wait_until_ready(nodes[0])
+    rank = first_rank(nodes[1])
+    rank.suspend()
+    assert wait_for_all(nodes, END_SECONDS) == [5, 5]
+    assert not rank.is_running()
+    for one in nodes:
+        assert re.search(IS_STOPPED, one.last_line), one.last_line
+    assert bool(nodes[0].url) == (phase == "serve")
 
 
 def kill_rank(_: NodeNetwork, nodes: list[Server]) -> None:

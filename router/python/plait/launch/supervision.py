@@ -14,9 +14,10 @@ from plait.http.engine import Phase, Status, read_status
 from plait.http.streams import Streams
 from plait.launch.recovery import Recovery
 from plait.launch.remote_ranks import num_own_ranks
+from plait.launch.stopped_process import LOOK_SECONDS
 from plait.launch.stopped_workers import StoppedWorkers
 from plait.launch.worker import Worker
-from plait.launch.workers import POLL_SECONDS, Workers
+from plait.launch.workers import Workers
 from plait.restarts import RestartBudget
 from plait.settings import ServeSettings
 
@@ -50,7 +51,7 @@ class Supervision:
     async def wait_for_phase(self, *phases: Phase) -> Status:
         while (status := read_status(self._engine)).phase not in phases:
             self._stopped.look(status)
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
         return status
 
     async def live(self) -> Status:

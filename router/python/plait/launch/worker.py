@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from plait.launch.rank_end import LastLines, exit_code_of, reason_of
+from plait.launch.stopped_process import is_stopped
 from plait.log import RankLines, writes_json
 from plait.output import forward_to_stderr, stderr_fd
 
@@ -117,11 +118,7 @@ class Worker:
     @property
     def is_stopped(self) -> bool:
         """By SIGSTOP or a debugger."""
-        try:
-            stat = Path(f"/proc/{self._process.pid}/stat").read_text()
-        except OSError:
-            return False
-        return stat.rpartition(")")[2].split()[0] in ("T", "t")
+        return is_stopped(self._process.pid)
 
     @property
     def _stderr(self) -> int:

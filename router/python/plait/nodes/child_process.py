@@ -33,6 +33,11 @@ class ChildProcess:
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
 
+    @property
+    def pid(self) -> int | None:
+        """None until it is started."""
+        return self._process.pid if self._process is not None else None
+
     async def run(self) -> int:
         """Start it, and return its exit code once it has ended; negative for a signal."""
         process = self._process = await asyncio.create_subprocess_exec(

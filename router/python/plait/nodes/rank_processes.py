@@ -17,6 +17,7 @@ from plait.errors import StartError
 from plait.launch.rank_end import LastLines, exit_code_of, reason_of
 from plait.launch.rank_interface import set_rank_interface
 from plait.launch.run_dir import run_directory
+from plait.launch.stopped_process import LOOK_SECONDS, REASON, StoppedLooks, is_stopped
 from plait.log import RankLines, writes_json
 from plait.model_files import find_model
 from plait.nodes.child_process import ChildProcess, OnLine
@@ -35,7 +36,7 @@ class RankProcess:
     """One rank."""
 
     def __init__(self, rank: int, words: list[str], on_line: OnLine, environment: Mapping[str, str]) -> None:
-        self._rank = rank
+        self.rank = rank
         self._on_line = on_line
         self.process = ChildProcess(words, self._take, environment)
         self._lines = LastLines()
@@ -47,10 +48,15 @@ class RankProcess:
         code = await self.process.run()
         if code in (0, *ExitCode) and self._reason:
             is_report = code == ExitCode.RANK_LOST
-            return Cause(code=code, reason=f"rank {self._rank}: {self._reason}", is_report=is_report)
-        reason = f"rank {self._rank} {reason_of(code, self._lines)}"
+            return Cause(code=code, reason=f"rank {self.rank}: {self._reason}", is_report=is_report)
+        reason = f"rank {self.rank} {reason_of(code, self._lines)}"
         ours = exit_code_of(code, self._lines)
         return Cause(code=ours if ours >= 0 else int(ExitCode.RANK_LOST), reason=reason)
+
+    @property
+    def is_stopped(self) -> bool:
+        """By SIGSTOP or a debugger."""
+        return self.process.pid is not None and is_stopped(self.process.pid)
 
     def _take(self, line: str) -> None:
         self._lines.add(line)
@@ -105,16 +111,32 @@ class RankProcesses:
             except OSError as error:
                 reason = f"the ranks cannot be started: {error}; free what ran out"
                 return self._fail([Cause(code=int(ExitCode.HARDWARE), reason=reason)])
-            running = {asyncio.create_task(one.run()) for one in self._ranks}
-            causes: list[Cause] = []
-            while running:
-                done, running = await asyncio.wait(
-                    running, timeout=REPORTS_SECONDS if causes else None, return_when=asyncio.FIRST_COMPLETED
-                )
-                causes += [cause for task in done if (cause := task.result()).code != 0]
-                if causes and (not done or any(not cause.is_report for cause in causes)):
-                    self._fail(causes)
-            self._fail(causes or [Cause(code=0, reason="its ranks drained")])
+            looking = asyncio.create_task(self._look_for_stopped())
+            try:
+                await self._run_all()
+            finally:
+                looking.cancel()
+
+    async def _run_all(self) -> None:
+        running = {asyncio.create_task(one.run()) for one in self._ranks}
+        causes: list[Cause] = []
+        while running:
+            done, running = await asyncio.wait(
+                running, timeout=REPORTS_SECONDS if causes else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            causes += [cause for task in done if (cause := task.result()).code != 0]
+            if causes and (not done or any(not cause.is_report for cause in causes)):
+                self._fail(causes)
+        self._fail(causes or [Cause(code=0, reason="its ranks drained")])
+
+    async def _look_for_stopped(self) -> None:
+        """A rank that is stopped while it loads is not missed by its engine, which waits until the load's deadline."""
+        looks = StoppedLooks()
+        while True:
+            for one in self._ranks:
+                if looks.add(one.rank, is_stopped=one.is_stopped):
+                    self._fail([Cause(code=int(ExitCode.RANK_LOST), reason=f"rank {one.rank} {REASON}")])
+            await asyncio.sleep(LOOK_SECONDS)
 
     def _fail(self, causes: list[Cause]) -> None:
         if self.cause is None:
