@@ -9,7 +9,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from plait_testing.node_network import NodeNetwork, door, exhaust_memory, has_engine, wait_for_all, workers_of
+from plait_testing.node_network import (
+    NodeNetwork,
+    door,
+    exhaust_memory,
+    has_engine,
+    interrupt,
+    wait_for_all,
+    workers_of,
+)
 from plait_testing.running_server import Server, wait_until_ready
 
 MODEL = "recall-mla"
@@ -93,6 +101,20 @@ def test_a_rank_lost_while_serving_starts_all_again_as_far_as_the_budget_goes(
     assert wait_for_all(nodes, END_SECONDS) == [5, 5]
     assert file.read_text().count(".") == 2
     assert re.search(r"^\[(node 1|nodes 0-1) ranks? [0-3,-]+\] ", combined.read_text(), re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_nothing_starts_again_once_all_drain(
+    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    nodes = network.launch_all(tmp_path, check_models / MODEL, keys, *SPANNING, "--restart", "group")
+    wait_until_ready(nodes[0])
+    rank = first_rank(nodes[1])
+    rank.suspend()  # it cannot end by itself
+    interrupt(nodes[0])
+    nodes[0].read_line("Draining all nodes")
+    rank.kill()
+    assert wait_for_all(nodes, END_SECONDS) == [5, 5]
 
 
 def lose_and_wait(lose_rank: LoseRank, network: NodeNetwork, nodes: list[Server]) -> None:

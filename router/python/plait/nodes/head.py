@@ -114,13 +114,18 @@ class Head:
         finally:
             for task in tasks[:1]:
                 task.cancel()
-        delay = budget.after_loss(cause.code, time.time(), has_served=self._has_served)
-        stop = messages.Stop(cause, delay)
+        stop = messages.Stop(cause, self._restart_after(cause, budget))
         await self._end_all(stop)
         for task in tasks:
             task.cancel()
         self._log.flush(all_lines=True)
         return stop
+
+    def _restart_after(self, cause: Cause, budget: RestartBudget) -> float | None:
+        """Nothing starts again once somebody has asked for the end, whatever came between."""
+        if self._requests.num_signals > 0:
+            return None
+        return budget.after_loss(cause.code, time.time(), has_served=self._has_served)
 
     async def _meet_and_serve(self) -> None:
         nodes = self._plan.settings.nodes
