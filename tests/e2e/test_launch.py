@@ -425,3 +425,17 @@ def test_a_new_head_finds_a_node_that_waits_for_it(
     assert network.wrong_recall(0, again.url, "recall-mla", 2, 512) == []
     interrupt(again)
     assert wait_for_all([again, nodes[1]], END_SECONDS) == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_node_whose_launcher_starts_again_at_once_is_no_second_node(
+    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    """It asks the head before the head has missed the launcher before it."""
+    nodes = begin(network, tmp_path, check_models, keys, "--restart", "group")
+    nodes[1].process.kill()
+    flags = (*LAYOUT, "--restart", "group")
+    again = network.launch(1, tmp_path / "again.log", check_models / "recall-mla", *network.place(1, keys), *flags)
+    assert network.wrong_recall(0, door(nodes[0], 0, start=1), "recall-mla", 2, 512) == []
+    interrupt(again)
+    assert wait_for_all([nodes[0], again], END_SECONDS) == [0, 0]

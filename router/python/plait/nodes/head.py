@@ -325,6 +325,8 @@ class Head:
 
     def _join(self, node: int, connection: Connection, facts: Facts) -> None:
         known = self._peers.get(node)
+        if known is not None and known.closed is not None:
+            return  # it starts again already, and asks until all meet anew
         if known is not None and known.facts.session != facts.session:
             both = f"{known.facts.host} ({known.facts.address}) and {facts.host} ({facts.address})"
             reason = f"two nodes say that they are node {node}: {both}; give each its own --node-rank"
