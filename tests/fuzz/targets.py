@@ -24,6 +24,7 @@ from plait.http.validate import ANONYMOUS, read_chat, read_completion
 from plait.launch.group_place import read_key_lines
 from plait.launch.hash_key import cache_secrets
 from plait.nodes import messages
+from plait.hub_settings import HubSettings
 from plait.nodes.facts import read_model_files
 from plait.nodes.key_files import read_keys
 from plait.plan.model import read_model
@@ -209,7 +210,7 @@ def _safetensors(raw: bytes) -> None:
 def _shard_index(raw: bytes) -> None:
     folder, config = _folder() / "sharded", (MODEL / "config.json").read_bytes()
     with _file("sharded/config.json", config), _file("sharded/model.safetensors.index.json", raw):
-        read_model_files(str(folder))
+        read_model_files(str(folder), HubSettings())
         _checkpoint(folder)
 
 

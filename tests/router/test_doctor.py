@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from plait.cli import run
+from plait.hub_settings import HubSettings
 from plait.nodes.facts import read_model_files
 
 NEEDS = ("--device", "cpu", "--port", "0")
@@ -47,7 +48,7 @@ def write_model(folder: Path, shards: list[str]) -> Path:
 
 
 def test_the_files_of_a_model_have_their_sizes(tmp_path: Path) -> None:
-    found = read_model_files(str(write_model(tmp_path, ["1.safetensors"])))
+    found = read_model_files(str(write_model(tmp_path, ["1.safetensors"])), HubSettings())
     assert found.problem == ""
     assert found.files["1.safetensors"] == (5, "")
     assert found.files["config.json"][0] == 2
@@ -55,7 +56,7 @@ def test_the_files_of_a_model_have_their_sizes(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_the_index_lists_must_be_there(tmp_path: Path) -> None:
-    found = read_model_files(str(write_model(tmp_path, [])))
+    found = read_model_files(str(write_model(tmp_path, [])), HubSettings())
     assert "lacks 1.safetensors, which its index lists" in found.problem
 
 
@@ -63,4 +64,4 @@ def test_a_shard_that_the_index_lists_must_be_there(tmp_path: Path) -> None:
 def test_an_index_that_is_none_is_named(index: str, tmp_path: Path) -> None:
     write_model(tmp_path, [])
     (tmp_path / "model.safetensors.index.json").write_text(index)
-    assert "has no weight_map" in read_model_files(str(tmp_path)).problem
+    assert "has no weight_map" in read_model_files(str(tmp_path), HubSettings()).problem

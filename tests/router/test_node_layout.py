@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -11,7 +12,15 @@ from plait.flags import read_settings
 from plait.nodes.engine_words import engine_settings_of, engine_words
 from plait.nodes.layout import Layout, layout_lines, link_warning, listeners, plan_layout
 from plait.nodes.settings import LaunchSettings, NodeSettings
-from plait.settings import HttpSettings, ProcessSettings, SchedulerSettings, ServeSettings
+from plait.settings import (
+    GroupSettings,
+    HostSettings,
+    HttpSettings,
+    ProcessSettings,
+    RestartSettings,
+    SchedulerSettings,
+    ServeSettings,
+)
 
 
 def layout(num_nodes: int = 2, tp: int = 2, dp: int = 2, gpus_per_node: int = 0) -> Layout:
@@ -47,7 +56,7 @@ def test_a_layout_that_cannot_be_is_refused(words: dict[str, int], said: str) ->
 
 def test_the_table_names_node_device_and_replica_of_each_rank_and_each_port() -> None:
     planned = layout(gpus_per_node=8)
-    lines = list(layout_lines(planned, list(listeners(planned, "fd00::1", 7450, ("127.0.0.1", 8000)))))
+    lines = list(layout_lines(planned, list(listeners(planned, "fd00::1", 7450, {"HTTP": ("127.0.0.1", 8000)}))))
     assert lines[0] == "2 nodes, 4 ranks: 2 replicas of the whole model, 2 ranks each"
     assert [line.split() for line in lines[2:6]] == [
         ["0", "0", "gpu", "0", "0"],
@@ -85,7 +94,7 @@ def test_the_only_engine_gets_all_replicas_and_the_hosts_of_its_ranks() -> None:
         *("serve", "MODEL", "--tp=2", "--rank-hosts=2", "--rank-endpoint=tcp://10.0.0.1:7451"),
         *("--rank-secret-key-file=/keys/node-0.key", "--rank-public-keys-file=/keys/public.keys"),
     ]
-    ports = [(one.node, one.port) for one in listeners(planned, "10.0.0.1", 7450, ("127.0.0.1", 8000))]
+    ports = [(one.node, one.port) for one in listeners(planned, "10.0.0.1", 7450, {"HTTP": ("127.0.0.1", 8000)})]
     assert ports == [(0, 7450), (0, 7451), (0, 8000)]
 
 
@@ -103,7 +112,7 @@ def test_experts_are_not_shared_by_ranks_of_one_engine_on_several_nodes() -> Non
 
 def test_one_node_opens_no_port_for_others() -> None:
     planned = layout(num_nodes=1)
-    assert [one.port for one in listeners(planned, "127.0.0.1", 7450, ("127.0.0.1", 8000))] == [8000]
+    assert [one.port for one in listeners(planned, "127.0.0.1", 7450, {"HTTP": ("127.0.0.1", 8000)})] == [8000]
 
 
 def test_an_engine_gets_its_share_of_the_replicas_and_its_place_in_the_group() -> None:
@@ -130,6 +139,22 @@ def test_an_engine_gets_every_name_of_the_model(names: tuple[str, ...]) -> None:
     given = parser.parse_args(engine_words("MODEL", settings))
     assert given.model == "MODEL"
     assert read_settings(given, ServeSettings) == settings
+
+
+def test_plait_launch_takes_every_setting_of_plait_serve_but_those_that_it_sets() -> None:
+    of_launch = {field.type for field in msgspec.structs.fields(LaunchSettings)}
+    of_serve = {field.type for field in msgspec.structs.fields(ServeSettings)}
+    # Restarts have flags of their own: all nodes meet again.
+    assert of_serve - of_launch == {GroupSettings, HostSettings, RestartSettings}
+
+
+def test_the_launcher_checks_the_port_of_each_door_that_is_opened() -> None:
+    doors = {"HTTP": ("127.0.0.1", 8000), "admin listener": ("127.0.0.1", 9000)}
+    lines = list(layout_lines(layout(num_nodes=1), list(listeners(layout(num_nodes=1), "127.0.0.1", 7450, doors))))
+    assert lines[-2:] == [
+        "  127.0.0.1:8000  each node: HTTP of each node's engine",
+        "  127.0.0.1:9000  each node: admin listener of each node's engine",
+    ]
 
 
 def test_one_node_needs_no_group() -> None:

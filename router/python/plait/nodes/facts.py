@@ -18,6 +18,7 @@ from plait_proto import UNDECODABLE
 
 from plait.errors import ModelNotFoundError, SettingsError
 from plait.flags import flags
+from plait.hub_settings import HubSettings
 from plait.launch.rank_interface import interface_to
 from plait.model_files import find_model
 from plait.nodes.messages import Facts, Gpu, Machine, ModelFiles, Versions
@@ -31,7 +32,8 @@ MAX_TEXT_BYTES = 64 << 20
 MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".gguf", ".model")
 OF_EACH_NODE = frozenset(
     (
-        *("host", "port", "api_key_file", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "uds"),
+        *("host", "port", "api_key_file", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "uds", "download_dir"),
+        *("admin_host", "admin_port", "admin_key_file"),
         *("kv_hash_key_file", "threads", "text_threads", "log_level", "step_trace"),
     )
 )
@@ -58,7 +60,7 @@ def collect_facts(
         session=secrets.token_hex(8),
         versions=Versions(plait=_version("plait"), python=platform.python_version(), torch=_version("torch")),
         settings=dict(_shared_settings(settings)),
-        model=read_model_files(model),
+        model=read_model_files(model, settings.hub),
         machine=_machine(gpus, ports),
         probe_port=probe_port,
     )
@@ -81,10 +83,10 @@ def _shared_settings(settings: LaunchSettings) -> Iterator[tuple[str, str]]:
                 yield flag.name, str(value)
 
 
-def read_model_files(model: str | None) -> ModelFiles:
+def read_model_files(model: str | None, hub: HubSettings) -> ModelFiles:
     """Names and sizes of the model's files, and digests of small ones."""
     try:
-        path = find_model(model).path
+        path = find_model(model, hub).path
         files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix in MODEL_SUFFIXES]
         found = {"" if path.is_file() else file.name: (file.stat().st_size, _digest(file)) for file in files}
     except ModelNotFoundError as error:

@@ -120,7 +120,10 @@ def _plan(
 
 
 def _listeners(settings: LaunchSettings, layout: Layout, head: str, port: int) -> list[PortUse]:
-    return list(listeners(layout, head, port, (settings.http.host, settings.http.port)))
+    doors = {} if settings.proxy.uds else {"HTTP": (settings.http.host, settings.http.port)}
+    if settings.admin.admin_port is not None:
+        doors["admin listener"] = (settings.admin.admin_host, settings.admin.admin_port)
+    return list(listeners(layout, head, port, doors))
 
 
 def _print_layout(plan: LaunchPlan) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -121,8 +121,8 @@ def plan_layout(*, num_nodes: int, tp: int, dp: int, dp_attention: bool, gpus_pe
     return layout
 
 
-def listeners(layout: Layout, head: str, head_port: int, http: tuple[str, int]) -> Iterator[PortUse]:
-    """The ports that the nodes open."""
+def listeners(layout: Layout, head: str, head_port: int, doors: Mapping[str, tuple[str, int]]) -> Iterator[PortUse]:
+    """The ports that the nodes open. `doors` are addresses of each engine, by what they are for."""
     if layout.num_nodes > 1:
         yield PortUse(node=0, host=head, port=head_port, purpose="the nodes' launchers meet (CURVE, listed keys)")
         if not layout.spans_nodes:
@@ -132,7 +132,8 @@ def listeners(layout: Layout, head: str, head_port: int, http: tuple[str, int]) 
             purpose = f"replica {replica}'s ranks on other nodes connect (CURVE, listed keys)"
             yield PortUse(node=0, host=head, port=engine_port(head_port) + replica, purpose=purpose)
     node = 0 if layout.spans_nodes else None
-    yield PortUse(node=node, host=http[0], port=http[1], purpose="HTTP of each node's engine")
+    for purpose, (host, port) in doors.items():
+        yield PortUse(node=node, host=host, port=port, purpose=f"{purpose} of each node's engine")
 
 
 def engine_port(head_port: int) -> int:

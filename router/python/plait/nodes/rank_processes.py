@@ -146,7 +146,7 @@ class RankProcesses:
         config, keys = folder / "worker.json", folder / "keys.json"
         config.write_bytes(order.config)
         _write_secret(keys, self._link_keys())
-        model = find_model(self._plan.model).path
+        model = find_model(self._plan.model, self._plan.settings.hub).path
         ranks = self._plan.layout.ranks_of(self._plan.node)
         environment = dict(self._plan.environment)
         set_rank_interface(environment, None, shares_experts=False, rank_endpoint=order.endpoints[0])

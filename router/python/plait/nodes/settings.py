@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from plait.admin_settings import AdminSettings
+from plait.deadline_settings import DeadlineSettings
+from plait.generation_settings import GenerationSettings
+from plait.hub_settings import HubSettings
+from plait.kv_events_settings import KvEventsSettings
 from plait.log_settings import LogSettings
+from plait.metrics_settings import MetricsSettings
+from plait.proxy_settings import ProxySettings
 from plait.setting import Setting
 from plait.settings import (
     AttentionSettings,
@@ -16,10 +23,14 @@ from plait.settings import (
     KvCacheSettings,
     ModelSettings,
     PageSettings,
+    PoolingSettings,
     ProcessSettings,
     QueueSeconds,
     SchedulerSettings,
+    TemplateSettings,
 )
+from plait.tls_settings import TlsSettings
+from plait.trace_settings import TraceSettings
 
 NodeCount = Annotated[int, Meta(ge=1, le=64)]
 NodeNumber = Annotated[int, Meta(ge=0, le=63)]
@@ -87,16 +98,27 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: Annotated[bool, Setting("print the layout and start nothing")] = False
 
 
-class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of `plait launch`."""
+class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: one field a group of flags
+    """Settings of `plait launch`: the nodes', and all of `plait serve` but those that the launcher sets itself."""
 
     nodes: NodeSettings = NodeSettings()
     http: HttpSettings = HttpSettings()
+    tls: TlsSettings = TlsSettings()
+    admin: AdminSettings = AdminSettings()
+    proxy: ProxySettings = ProxySettings()
     model: ModelSettings = ModelSettings()
+    hub: HubSettings = HubSettings()
+    pooling: PoolingSettings = PoolingSettings()
+    template: TemplateSettings = TemplateSettings()
+    generation: GenerationSettings = GenerationSettings()
+    deadlines: DeadlineSettings = DeadlineSettings()
     device: DeviceSettings = DeviceSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     pages: PageSettings = PageSettings()
     attention: AttentionSettings = AttentionSettings()
     kv_cache: KvCacheSettings = KvCacheSettings()
+    kv_events: KvEventsSettings = KvEventsSettings()
     process: ProcessSettings = ProcessSettings()
     logs: LogSettings = LogSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    traces: TraceSettings = TraceSettings()
