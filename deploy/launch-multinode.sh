@@ -11,7 +11,7 @@ usage: launch-multinode.sh [OPTION]... HOST... -- [MODEL] [FLAG]...
   --head ADDRESS     HOST:PORT of the head for the other nodes (default: the first HOST)
   --keys DIR         folder of `plait keys new DIR --nodes N` here; made if it is not there (default: plait-keys)
   --remote-keys DIR  where each host keeps its copy (default: .plait-keys, in the home folder)
-  --plait COMMAND    how a host runs plait (default: plait)
+  --plait PROGRAM    where plait is, here and on each host (default: plait, in the PATH)
 
 MODEL and FLAGS go to `plait launch` on each host. The exit code is the head's.
 END
@@ -48,6 +48,8 @@ connect() {
 }
 
 [ -e "$keys/public.keys" ] || "$plait" keys new "$keys" --nodes "${#hosts[@]}"
+[ "$(grep -c . "$keys/public.keys")" -eq ${#hosts[@]} ] ||
+    fail "$keys has keys of another number of nodes than the ${#hosts[@]} hosts; name a new folder with --keys"
 for node in "${!hosts[@]}"; do
     for file in public.keys "node-$node.key"; do
         printf -v command 'umask 077 && mkdir -p %q && cat > %q' "$remote_keys" "$remote_keys/$file"

@@ -99,9 +99,12 @@ def test_the_slurm_script_runs_command_lines_that_plait_reads(tmp_path: Path) ->
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NUM_NODES": "2",
     }
+    (tmp_path / "plait-keys-7").mkdir()
+    (tmp_path / "plait-keys-7" / "public.keys").write_text("of the same job, before Slurm started it again")
     command = ["bash", str(DEPLOY / "slurm.sbatch"), "/models/m", "--tp", "8", "--dp", "2"]
     subprocess.run(command, env=environment, check=True, cwd=tmp_path)
     keys, launch = said.read_text().splitlines()
+    assert not (tmp_path / "plait-keys-7").exists()
     assert keys == f"plait keys new {tmp_path}/plait-keys-7 --nodes 2"
     parser, commands = build_arg_parsers()
     words = launch.split(" plait ", 1)[1].split()

@@ -37,7 +37,7 @@ def is_serving(url: str) -> bool:
 def command(model: Path, credentials: Path) -> list[str]:
     """The unit's ExecStart, with this Python for that of /opt/plait."""
     (line,) = re.findall(r"^ExecStart=(.*)$", (UNITS / "plait.service").read_text(), re.MULTILINE)
-    line = line.replace("$MODEL", str(model)).replace("$FLAGS", FLAGS)
+    line = line.replace("${MODEL}", str(model)).replace("$FLAGS", FLAGS)
     program, *words = shlex.split(line.replace("${CREDENTIALS_DIRECTORY}", str(credentials)))
     assert program == "/opt/plait/bin/plait"
     return [sys.executable, "-m", "plait.cli", *words]

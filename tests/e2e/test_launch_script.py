@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from plait.nodes.key_files import write_new_keys
 from plait_testing.budgets import ROOT
 from plait_testing.node_network import NodeNetwork, reason_without_namespaces
 from plait_testing.running_server import Server, wait_until_ready
@@ -94,3 +95,11 @@ def test_a_command_line_without_hosts_is_refused() -> None:
     done = subprocess.run([str(SCRIPT), "--", "MODEL"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "no hosts were given" in done.stderr
+
+
+def test_keys_of_another_number_of_nodes_are_refused(tmp_path: Path) -> None:
+    write_new_keys(tmp_path / "keys", 2)
+    words = [str(SCRIPT), "--keys", str(tmp_path / "keys"), "one", "two", "three", "--", "model"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "has keys of another number of nodes than the 3 hosts" in done.stderr

@@ -21,10 +21,10 @@ from plait.http.messages import read_message
 from plait.http.responses import read_response
 from plait.http.text_calls import count_message, read_detokenize, read_response_to_count, read_tokenize
 from plait.http.validate import ANONYMOUS, read_chat, read_completion
+from plait.hub_settings import HubSettings
 from plait.launch.group_place import read_key_lines
 from plait.launch.hash_key import cache_secrets
 from plait.nodes import messages
-from plait.hub_settings import HubSettings
 from plait.nodes.facts import read_model_files
 from plait.nodes.key_files import read_keys
 from plait.plan.model import read_model
