@@ -51,6 +51,7 @@ from plait_proto.messages import (
     Welcome,
     Words,
 )
+from plait_proto.profiles import ProfileOrder, RankProfile
 from plait_proto.undecodable import UNDECODABLE
 
 __all__ = [
@@ -90,7 +91,9 @@ __all__ = [
     "PageKind",
     "ParallelConfig",
     "Plan",
+    "ProfileOrder",
     "PromptCounts",
+    "RankProfile",
     "SharedExperts",
     "SlotState",
     "StepMasks",

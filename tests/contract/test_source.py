@@ -150,6 +150,7 @@ WALL_CLOCK = {
     "router/python/plait/http/request_facts.py": "the times of a span's events",
     "router/python/plait/http/responses.py": "`created` of an answer",
     "router/python/plait/http/validate.py": "`created` of an answer",
+    "router/python/plait/launch/profiles.py": "the name of a trace",
     "router/python/plait/launch/recovery.py": "losses, which a file keeps beyond a boot",
     "router/python/plait/launch/serve.py": "losses, which a file keeps beyond a boot",
     "router/python/plait/log.py": "the time of a log line",

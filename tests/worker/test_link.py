@@ -33,12 +33,12 @@ class Busy:
         self._looks = 0
         self.num_sent = 0
 
-    def is_busy(self) -> bool:
+    def next_look(self) -> float:
         self._looks += 1
         if self._looks == LOOKS_BETWEEN:
             self.num_sent += 1
             self._engine.send(Plan(self.num_sent, 0, 1, (), None, words([0, 0]), b"", b"", b""))
-        return True
+        return POLL_SECONDS
 
     def took(self, plan: Plan | StepMasks) -> None:
         assert plan.step == self.num_sent
@@ -47,15 +47,12 @@ class Busy:
 
 @pytest.mark.process
 @pytest.mark.timeout(120)
-def test_a_busy_worker_looks_again_and_again_however_late_each_wait_ends(
-    engine: EngineSide, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_link, "_POLL_SECONDS", POLL_SECONDS)
+def test_a_busy_worker_looks_again_and_again_however_late_each_wait_ends(engine: EngineSide) -> None:
     link, busy = Link(engine.endpoint, rank=0), Busy(engine)
     try:
         link.send(encode(StepResult(0, 0, b"", b"", b"", b"")))
         engine.expect(StepResult)
-        plans = link.messages(busy.is_busy)
+        plans = link.messages(busy.next_look)
         for _ in range(NUM_PLANS):
             busy.took(next(plans))
     finally:

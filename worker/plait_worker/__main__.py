@@ -27,6 +27,7 @@ from plait_worker.machine import die_with_parent
 from plait_worker.rendezvous import forbid_multicast
 from plait_worker.spare import wait_for_arguments
 from plait_worker.start import start
+from plait_worker.step_profile import open_profiler
 
 _log = logging.getLogger("plait_worker")
 
@@ -73,12 +74,13 @@ def _serve(link: Link, arguments: argparse.Namespace) -> int:
         if arguments.model is not None:
             config = msgspec.structs.replace(config, model=str(arguments.model))
         logging.getLogger().setLevel(config.log_level.upper())
+        profiler = open_profiler(config, rank)
         ready = start(link, config, raw, rank)
         if ready is None:
             _log.info("drained before the first step")
             link.send(encode(Bye(rank=rank, num_steps=0)))
         else:
-            run(link, ready)
+            run(link, ready, profiler)
     except EngineError as failure:
         return _end(failure.code, failure.reason)
     except WorkerError as failure:

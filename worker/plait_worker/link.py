@@ -43,6 +43,8 @@ _log = logging.getLogger(__name__)
 
 FromEngine = Welcome | Plan | StepMasks | Drain
 """What the loop receives."""
+NextLook = Callable[[], float | None]
+"""Seconds until the loop looks at its work again without a message; None: only a message brings it back."""
 
 _OUTBOX = "inproc://outbox"
 _CLOSE = b""
@@ -54,8 +56,6 @@ _HIGH_WATER_MARK = 64
 _COMEBACK_SECONDS = 1.0
 # Two plans of credit, the masks of each in a few messages, and a Drain wait at most; a Welcome came before them.
 _MAX_WAITING = 64
-# Poll interval for a step's end while no plan comes in: a hundredth of a short step.
-_POLL_SECONDS = 50e-6
 # If one of these is lost, the worker's state differs from the engine's; other messages may be lost.
 _ESSENTIAL = {Kind.WELCOME, Kind.PLAN, Kind.STEP_MASKS, Kind.DRAIN, Kind.FAIL}
 
@@ -106,13 +106,13 @@ class Link:
             raise WorkerError(ExitCode.BUG, f"the engine answered Hello with {type(answer).__name__}")
         return answer
 
-    def messages(self, is_busy: Callable[[], bool]) -> Iterator[Plan | StepMasks]:
+    def messages(self, next_look: NextLook) -> Iterator[Plan | StepMasks]:
         """Plans and masks as they come in, until Drain.
 
-        ``is_busy`` is asked before each wait, and again and again during one while it says yes.
+        ``next_look`` is called before each wait, and again during one after the seconds that it gave.
         Raises ``WorkerError`` if the link ends or the protocol is broken.
         """
-        while not isinstance(message := self._receive(is_busy), Drain):
+        while not isinstance(message := self._receive(next_look), Drain):
             if not isinstance(message, Plan | StepMasks):
                 raise WorkerError(ExitCode.BUG, f"the engine sent {type(message).__name__} instead of a plan")
             yield message
@@ -132,16 +132,16 @@ class Link:
         self._outbox.close(linger=0)
         self._context.term()
 
-    def _receive(self, is_busy: Callable[[], bool] = lambda: False) -> FromEngine:
-        received = self._next(is_busy)
+    def _receive(self, next_look: NextLook = lambda: None) -> FromEngine:
+        received = self._next(next_look)
         if isinstance(received, WorkerError):
             raise received
         return received
 
-    def _next(self, is_busy: Callable[[], bool]) -> FromEngine | WorkerError:
-        while is_busy():
+    def _next(self, next_look: NextLook) -> FromEngine | WorkerError:
+        while (seconds := next_look()) is not None:
             with contextlib.suppress(Empty):
-                return self._inbox.get(timeout=_POLL_SECONDS)
+                return self._inbox.get(timeout=seconds)
         return self._inbox.get()
 
 

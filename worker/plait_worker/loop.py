@@ -16,13 +16,19 @@ from plait_worker.device import num_driver_allocations
 from plait_worker.link import Link
 from plait_worker.masks import MaskInbox
 from plait_worker.rank import Forward, InFlight, Rank
+from plait_worker.step_profile import StepProfiler
 
 _log = logging.getLogger(__name__)
 
+_STEP_END_SECONDS = 50e-6
+"""Between two looks for a step's end while no plan comes in: a hundredth of a short step."""
+_ORDER_SECONDS = 0.1
+"""Between two looks for the end of a profile whose steps do not come."""
 
-def run(link: Link, rank: Rank) -> None:
+
+def run(link: Link, rank: Rank, profiler: StepProfiler | None = None) -> None:
     """Compute and answer plans until Drain. Raises ``WorkerError`` if a plan or the link is broken."""
-    in_flight, device = _StepsInFlight(link, rank), rank.slots.device
+    in_flight, device = _StepsInFlight(link, rank, profiler), rank.slots.device
     before = num_driver_allocations(device)
     for message in link.messages(in_flight.complete_finished):
         in_flight.take(message)
@@ -35,9 +41,10 @@ def run(link: Link, rank: Rank) -> None:
 class _StepsInFlight:
     """Steps that came and are not yet answered, oldest first."""
 
-    def __init__(self, link: Link, rank: Rank) -> None:
+    def __init__(self, link: Link, rank: Rank, profiler: StepProfiler | None) -> None:
         self._link = link
         self._rank = rank
+        self._profiler = profiler
         self._steps: deque[tuple[Plan, InFlight]] = deque()
         self._unsampled: tuple[Plan, Forward] | None = None
         """The step that awaits masks; the plans behind it wait."""
@@ -56,10 +63,12 @@ class _StepsInFlight:
             # The next masks follow from this result: on a CPU the next forward would hold it back.
             self._answer_finished()
 
-    def complete_finished(self) -> bool:
-        """Answer the steps that are over; True if there is something to look for again soon."""
+    def complete_finished(self) -> float | None:
+        """Answer the steps that are over; the seconds to the next look if there is something to look for again."""
         self._answer_finished()
-        return bool(self._steps) or self._computes_forward()
+        if self._steps or self._computes_forward():
+            return _STEP_END_SECONDS
+        return _ORDER_SECONDS if self._profiler is not None and self._profiler.look() else None
 
     def complete_all(self) -> None:
         """Answer every step, waiting for each."""
@@ -87,6 +96,8 @@ class _StepsInFlight:
         if self._unsampled is not None or not self._plans:
             return False
         plan = self._plans.popleft()
+        if self._profiler is not None:
+            self._profiler.before_step(plan.step)
         if plan.awaits_masks:
             self._unsampled, self._has_told = (plan, self._rank.launch_forward(plan)), False
         else:
@@ -116,3 +127,5 @@ class _StepsInFlight:
         if self._rank.sends_result(plan):
             self._link.send(encode(result))
         self._link.finished(plan.step)
+        if self._profiler is not None:
+            self._profiler.after_step(plan.step)

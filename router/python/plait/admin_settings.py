@@ -33,3 +33,11 @@ class AdminSettings(msgspec.Struct, frozen=True, kw_only=True):
             unset="who reaches the listener needs no key",
         ),
     ] = None
+    profile_dir: Annotated[
+        str | None,
+        Setting(
+            "folder for the traces of POST /admin/profile, which profiles the next steps of all ranks; made if it is "
+            "not there",
+            unset="no profile can be taken",
+        ),
+    ] = None

@@ -84,6 +84,7 @@ STAND_INS: dict[str, str] = {
     "--preemption-mode": _SWAP,
     "--watchdog-timeout": "a hung step is seen by its measured time; --load-timeout-seconds bounds the start",
     "--disable-fastapi-docs": "there are no /docs pages; /openapi.json needs a key as all paths do",
+    "--profiler-config": "--profile-dir is the folder for profiles, which POST /admin/profile takes",
     "--compilation-config": "--cuda-graphs and --cuda-graph-max-bs say what is captured",
     "--enable-torch-compile": "torch.compile is not used; leave it out",
     "--disable-sliding-window": "windows are as the model's configuration says; --max-model-len shortens the context",

@@ -6,19 +6,20 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from functools import partial
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from msgspec import Meta
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 
+from plait.http.admin_bodies import json_response, read_body
 from plait.http.admin_guard import RefuseOtherPages
+from plait.http.admin_profile import Profiles, add_profile
 from plait.http.app import METRICS_TYPE, add_error_shapes, health_problem, health_response, readiness_problem
 from plait.http.auth import Admits, RequireKey
-from plait.http.connection_limits import BODY_SECONDS
 from plait.http.engine import Description, EngineHandle, read_status
 from plait.http.errors import ApiError
 from plait.http.pages import html_page
@@ -26,8 +27,6 @@ from plait.http.streams import Streams
 from plait.live_view import read_values, view
 from plait.version import version
 
-T = TypeVar("T", bound=msgspec.Struct)
-MAX_BODY_BYTES = 4096
 MAX_DRAIN_SECONDS = 86_400
 VIEW_SECONDS = 0.5
 _HINT = "see GET /admin/info; SIGTERM ends a server in any state"
@@ -61,6 +60,8 @@ class Admin(msgspec.Struct, frozen=True, kw_only=True):
     drain: Callable[[float | None], None]
     """Drain; after so many seconds what still runs is ended."""
     keys: Admits | None
+    profiles: Profiles | None
+    """None without a folder for their traces."""
 
 
 class _Listed(msgspec.Struct, frozen=True):
@@ -113,6 +114,7 @@ def build_admin(admin: Admin) -> FastAPI:
     _add_views(app, admin)
     _add_requests(app, admin)
     _add_actions(app, admin)
+    add_profile(app, admin.profiles, partial(_require, admin.engine, "ready"))
     add_error_shapes(app)
     return app
 
@@ -150,12 +152,13 @@ def _add_views(app: FastAPI, admin: Admin) -> None:
             "url": admin.url,
             "seconds": time.monotonic() - began,
             "open_streams": len(admin.streams),
+            "profiling": admin.profiles is not None and admin.profiles.is_taken,
         }
-        return _json(told | {"model": admin.description, "status": status})
+        return json_response(told | {"model": admin.description, "status": status})
 
     @app.get("/admin/settings", summary="The settings in force")
     async def settings() -> Response:
-        return _json(admin.settings)
+        return json_response(admin.settings)
 
 
 async def _views(admin: Admin) -> AsyncIterator[bytes]:
@@ -176,7 +179,7 @@ def _add_requests(app: FastAPI, admin: Admin) -> None:
             raise ApiError(503, "the engine has not answered within 2 s; see /health, and try again")
         replicas = msgspec.json.decode(listed, type=_ListedReplicas)
         calls = live_requests(admin.streams, replicas.requests)
-        return _json({"requests": calls, "silent_replicas": replicas.silent_replicas})
+        return json_response({"requests": calls, "silent_replicas": replicas.silent_replicas})
 
     @app.delete("/admin/requests/{request_id:path}", summary="End a request; its client reads that")
     async def end(request_id: str) -> Response:
@@ -186,7 +189,7 @@ def _add_requests(app: FastAPI, admin: Admin) -> None:
             raise ApiError(404, message)
         for stream in found:
             admin.engine.end_stream(stream)
-        return _json({"ended": len(found)})
+        return json_response({"ended": len(found)})
 
 
 def live_requests(streams: Streams, listed: list[_Listed]) -> list[LiveRequest]:
@@ -213,65 +216,37 @@ def _add_choice(call: LiveRequest, choice: _Listed) -> None:
 def _add_actions(app: FastAPI, admin: Admin) -> None:
     engine = admin.engine
 
-    def require(*phases: str) -> None:
-        phase = read_status(engine).phase
-        if phase not in phases:
-            raise ApiError(409, f"the engine is {phase}, and does this only when it is {' or '.join(phases)}; {_HINT}")
-
     @app.post("/admin/flush_prefix_cache", summary="Prompts that come from now on find no cached prefix")
     async def flush() -> Response:
         engine.flush_cache()
-        return _json({"flushed": True})
+        return json_response({"flushed": True})
 
     @app.post("/admin/pause", summary="Compute no step; requests are taken and wait")
     async def pause() -> Response:
-        require("ready")
+        _require(engine, "ready")
         engine.pause(True)
-        return _json({"paused": True})
+        return json_response({"paused": True})
 
     @app.post("/admin/resume", summary="Compute steps again")
     async def resume() -> Response:
         engine.pause(False)
-        return _json({"paused": False})
+        return json_response({"paused": False})
 
     @app.post("/admin/drain", summary="Take no more requests, answer those under way, and end")
     async def drain(request: Request) -> Response:
-        asked = await _body(request, _Drain)
-        require("ready", "draining")
+        asked = await read_body(request, _Drain)
+        _require(engine, "ready", "draining")
         admin.drain(asked.deadline_seconds)
-        return _json({"draining": len(admin.streams)})
+        return json_response({"draining": len(admin.streams)})
 
     @app.put("/admin/log_level", summary="Change the level of the engine's log")
     async def log_level(request: Request) -> Response:
-        asked = await _body(request, _Level)
+        asked = await read_body(request, _Level)
         engine.set_log_level(asked.level)
-        return _json({"level": asked.level})
+        return json_response({"level": asked.level})
 
 
-async def _read_body(request: Request) -> bytes:
-    raw = bytearray()
-    async for part in request.stream():
-        raw += part
-        if len(raw) > MAX_BODY_BYTES:
-            raise ApiError(413, f"the body has over {MAX_BODY_BYTES} bytes; send a small JSON object")
-    return bytes(raw)
-
-
-async def _body(request: Request, shape: type[T]) -> T:
-    """The body; an empty one is `{}`."""
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            raw = await _read_body(request)
-    except TimeoutError:
-        raise ApiError(408, f"the body did not come within {BODY_SECONDS:.0f} s; send it whole") from None
-    except ClientDisconnect:
-        raise ApiError(408, "the client left before its body had come") from None
-    try:
-        return msgspec.json.decode(raw or b"{}", type=shape)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        fields = ", ".join(shape.__struct_fields__)
-        raise ApiError(400, f"the body is not as it should be: {error}; send a JSON object with {fields}") from error
-
-
-def _json(body: object) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
+def _require(engine: AdminEngine, *phases: str) -> None:
+    phase = read_status(engine).phase
+    if phase not in phases:
+        raise ApiError(409, f"the engine is {phase}, and does this only when it is {' or '.join(phases)}; {_HINT}")

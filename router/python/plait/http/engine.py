@@ -71,6 +71,9 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):  # budget: the e
     exit_code: int
     """Set when `failed`."""
     step: int
+    """The last one whose result is in."""
+    idle: bool = False
+    """Nothing runs and nothing waits."""
     stuck: bool
     """A step is overdue."""
     late: bool

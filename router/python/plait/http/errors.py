@@ -44,7 +44,12 @@ ERRORS = {
     404: ErrorKind(_INVALID, ("model_not_found",), "The model or the path does not exist."),
     405: ErrorKind(_INVALID, (), "The path does not take this method."),
     408: ErrorKind(_INVALID, (), "Headers or body did not arrive in time."),
-    409: ErrorKind(_INVALID, (), "The admin listener is asked for what a server that loads or drains does not do."),
+    409: ErrorKind(
+        _INVALID,
+        (),
+        "The admin listener is asked for what the server does not do now: it loads, drains, takes a profile already, "
+        "or has no folder for one.",
+    ),
     410: ErrorKind(
         "request_ended",
         ("ended_by_operator",),
@@ -66,13 +71,15 @@ ERRORS = {
     503: ErrorKind(
         "service_unavailable",
         ("service_unavailable", "slow_client"),
-        "The engine loads, drains or failed, or the client read too slowly.",
+        "The engine loads, drains or failed, or the client read too slowly. Or no rank could write an operator's "
+        "profile.",
     ),
     504: ErrorKind(
         "timeout_error",
         ("queue_timeout", "deadline_exceeded"),
         "The request, or one of its prompts, waited longer than --max-queue-seconds; Retry-After says when the queue "
-        "should be shorter. Or it passed a deadline of the server's (`deadline_exceeded`).",
+        "should be shorter. Or it passed a deadline of the server's (`deadline_exceeded`). Or no step came that an "
+        "operator's profile could have.",
     ),
 }
 

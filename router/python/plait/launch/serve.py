@@ -35,6 +35,7 @@ from plait.launch.group_place import group_place
 from plait.launch.hash_key import cache_secrets
 from plait.launch.listen import handed_over, listen, url
 from plait.launch.listen_unix import listen_unix
+from plait.launch.profiles import RankProfiles, profile_folder
 from plait.launch.rank_interface import set_rank_interface
 from plait.launch.recovery import restart_budget
 from plait.launch.remote_ranks import AWAITED, remote_workers
@@ -69,6 +70,7 @@ def serve(
     tls = tls_files(settings.tls)
     traces = open_traces(settings.traces)
     admin = admin_keys(settings.admin)
+    traces_folder = profile_folder(settings)
     group = group_place(settings)
     remote = remote_workers(settings)
     set_rank_interface(
@@ -109,7 +111,8 @@ def serve(
             engine, description, settings, keys, tls, listener, secrets.salt_key, budget, local.path, traces
         )
         if admin_listener is not None:
-            service.add_admin(admin_listener, admin)
+            profiles = RankProfiles(engine, settings, traces_folder, run_dir) if traces_folder is not None else None
+            service.add_admin(admin_listener, admin, profiles)
         return uvloop.run(service.run(config))
 
 
@@ -191,7 +194,7 @@ class _Service:
         if self._traces is not None:
             yield self._traces.end_request
 
-    def add_admin(self, listener: socket.socket, keys: KeyFile | None) -> None:
+    def add_admin(self, listener: socket.socket, keys: KeyFile | None, profiles: RankProfiles | None) -> None:
         """Serve operators on this socket too."""
         admin = Admin(
             engine=self._engine,
@@ -202,6 +205,7 @@ class _Service:
             metrics=self._metrics.admin_text,
             drain=self._drain_within,
             keys=keys,
+            profiles=profiles,
         )
         self._admin = AdminServer(admin, listener, keys)
 

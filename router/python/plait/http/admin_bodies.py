@@ -1,0 +1,46 @@
+"""Bodies of the admin listener: small JSON objects."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+import msgspec
+from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
+
+from plait.http.connection_limits import BODY_SECONDS
+from plait.http.errors import ApiError
+
+T = TypeVar("T", bound=msgspec.Struct)
+MAX_BODY_BYTES = 4096
+
+
+async def read_body(request: Request, shape: type[T]) -> T:
+    """The body; an empty one is `{}`."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            raw = await _read_all(request)
+    except TimeoutError:
+        raise ApiError(408, f"the body did not come within {BODY_SECONDS:.0f} s; send it whole") from None
+    except ClientDisconnect:
+        raise ApiError(408, "the client left before its body had come") from None
+    try:
+        return msgspec.json.decode(raw or b"{}", type=shape)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        fields = ", ".join(shape.__struct_fields__)
+        raise ApiError(400, f"the body is not as it should be: {error}; send a JSON object with {fields}") from error
+
+
+def json_response(body: object) -> Response:
+    """Any value as JSON."""
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+async def _read_all(request: Request) -> bytes:
+    raw = bytearray()
+    async for part in request.stream():
+        raw += part
+        if len(raw) > MAX_BODY_BYTES:
+            raise ApiError(413, f"the body has over {MAX_BODY_BYTES} bytes; send a small JSON object")
+    return bytes(raw)

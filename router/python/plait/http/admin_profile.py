@@ -1,0 +1,86 @@
+"""`POST /admin/profile`: torch's profiler over the next steps of every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Protocol
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from msgspec import Meta
+
+from plait.http.admin_bodies import json_response, read_body
+from plait.http.errors import ApiError
+
+MAX_STEPS = 100
+"""Events of a large model's step take a rank up to a tenth of a second to gather; streams wait for them."""
+MAX_DEADLINE_SECONDS = 3600
+
+
+class RankTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """A trace that was written."""
+
+    rank: int
+    replica: int
+    file: str
+    first_step: int
+    num_steps: int
+    """Fewer than were asked for if no more came in time."""
+
+
+class MissingTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank without one."""
+
+    rank: int
+    replica: int
+    reason: str
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a profile."""
+
+    folder: str
+    traces: list[RankTrace]
+    missing: list[MissingTrace]
+    has_timed_out: bool = False
+    """The deadline passed before all steps had come."""
+
+
+class Profiles(Protocol):
+    """Takes one profile at a time."""
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether one is under way."""
+
+    async def take(self, num_steps: int, deadline_seconds: float) -> Profile:
+        """Profile the next steps of all ranks; returns when the traces are written, or cannot be."""
+
+
+class _Asked(msgspec.Struct, forbid_unknown_fields=True):
+    steps: Annotated[int, Meta(ge=1, le=MAX_STEPS)] = 10
+    deadline_seconds: Annotated[float, Meta(gt=0, le=MAX_DEADLINE_SECONDS)] = 60.0
+
+
+def add_profile(app: FastAPI, profiles: Profiles | None, require_ready: Callable[[], None]) -> None:
+    """Add the path; `require_ready` raises an `ApiError` if no steps will come."""
+
+    @app.post("/admin/profile", summary="Profile the next steps of every rank; answers when the traces are written")
+    async def profile(request: Request) -> Response:
+        asked = await read_body(request, _Asked)
+        if profiles is None:
+            raise ApiError(409, "there is no folder for traces; start the server with --profile-dir FOLDER")
+        require_ready()
+        if profiles.is_taken:
+            raise ApiError(409, "a profile is under way; wait for its answer, and ask again")
+        taken = await profiles.take(asked.steps, asked.deadline_seconds)
+        if not taken.traces:
+            raise _nothing(taken)
+        return json_response({"folder": taken.folder, "traces": taken.traces, "missing": taken.missing})
+
+
+def _nothing(profile: Profile) -> ApiError:
+    reasons = "; ".join(f"rank {one.rank} {one.reason}" for one in profile.missing)
+    if profile.has_timed_out:
+        return ApiError(504, f"no trace was written: {reasons}. Send requests meanwhile, or give a longer deadline")
+    return ApiError(503, f"no trace was written: {reasons}")

@@ -1,0 +1,153 @@
+"""Profiles of the ranks on this host: an order to all of them, and what they say of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from plait_proto import ProfileOrder, RankProfile
+from plait_proto.profiles import create_number, read_rank_profile, write_order
+
+from plait.errors import SettingsError
+from plait.http.admin_profile import MissingTrace, Profile, RankTrace
+from plait.http.engine import EngineHandle, ReplicaStatus, Status, read_status
+from plait.settings import ServeSettings
+
+POLL_SECONDS = 0.05
+WRITE_SECONDS = 120.0
+"""From a profile's end to its trace."""
+STEPS_AHEAD = 8
+"""From the last step whose result is in to the first that is profiled: two may be on the wire, and an order takes a
+millisecond to reach all ranks."""
+
+
+def profile_folder(settings: ServeSettings) -> Path | None:
+    """The folder for traces, made if it is not there; raises `SettingsError` if it cannot be used."""
+    given = settings.admin.profile_dir
+    if given is None:
+        return None
+    if settings.admin.admin_port is None:
+        raise SettingsError("--profile-dir needs --admin-port, where profiles are asked for; give both or neither")
+    if settings.hosts.rank_hosts > 1 or (settings.group.group_engines > 1 and settings.process.dp_attention):
+        raise SettingsError(
+            "--profile-dir is for ranks that are all of this engine and on this host: others would wait for those that "
+            "write traces; leave it out"
+        )
+    folder = Path(given).absolute()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"--profile-dir is {given!r}: {error}; give a folder that can be written") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise SettingsError(f"--profile-dir is {given!r}, which cannot be written; give a folder that can be")
+    return folder
+
+
+class RankProfiles:
+    """Takes profiles, one at a time."""
+
+    def __init__(self, engine: EngineHandle, settings: ServeSettings, folder: Path, run_dir: Path) -> None:
+        """Call it before the ranks start: they look for the file that it makes."""
+        self._engine, self._folder, self._run_dir = engine, folder, run_dir
+        self._ranks_each, self._num_ranks = settings.process.tp, settings.process.tp * settings.process.dp
+        self._steps_together = settings.process.dp_attention
+        self._number = 0
+        self.is_taken = False
+        create_number(run_dir)
+
+    async def take(self, num_steps: int, deadline_seconds: float) -> Profile:
+        """See `plait.http.admin_profile.Profiles`."""
+        self.is_taken = True
+        try:
+            return await self._take(num_steps, deadline_seconds)
+        finally:
+            self._give(_nothing())
+            self.is_taken = False
+
+    async def _take(self, num_steps: int, seconds: float) -> Profile:
+        status = read_status(self._engine)
+        begun = _Begun(_name(), tuple(replica.losses - replica.down for replica in status.replicas))
+        first_steps = tuple(first_steps_of(status.replicas, self._steps_together))
+        folder = str(self._folder)
+        self._give(ProfileOrder(name=begun.name, folder=folder, first_steps=first_steps, num_steps=num_steps))
+        said = await self._wait(begun, {"waiting", "running"}, seconds)
+        has_timed_out = any(one.state in ("waiting", "running") for one in said)
+        if has_timed_out:
+            self._give(_nothing())
+            await asyncio.sleep(POLL_SECONDS)
+            said = await self._wait(begun, {"running"}, WRITE_SECONDS)
+        traces, missing = self._traces(said), self._missing(said, f"computed none of the steps within {seconds:g} s")
+        return Profile(folder=folder, traces=list(traces), missing=list(missing), has_timed_out=has_timed_out)
+
+    def _give(self, order: ProfileOrder) -> None:
+        self._number += 1
+        write_order(self._run_dir, order, self._number)
+
+    async def _wait(self, begun: _Begun, states: set[str], seconds: float) -> list[RankProfile]:
+        """What each rank says, once none is in one of the states, or the time is over."""
+        deadline = time.monotonic() + seconds
+        while True:
+            status = read_status(self._engine)
+            said = [self._says(rank, begun, status) for rank in range(self._num_ranks)]
+            if time.monotonic() >= deadline or all(one.state not in states for one in said):
+                return said
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _says(self, rank: int, begun: _Begun, status: Status) -> RankProfile:
+        said = read_rank_profile(self._run_dir, rank)
+        if said is None or said.name != begun.name:
+            said = RankProfile(name=begun.name, state="waiting")
+        number = self._replica(rank)
+        replica = status.replicas[number]
+        is_lost = replica.losses > begun.losses[number] or "failed" in (replica.phase, status.phase)
+        if said.state in ("waiting", "running") and (is_lost or status.phase == "stopped"):
+            why = f"was lost: {replica.reason}" if is_lost else "ended with the server"
+            return RankProfile(name=begun.name, state="failed", reason=why)
+        return said
+
+    def _replica(self, rank: int) -> int:
+        return rank // self._ranks_each
+
+    def _traces(self, said: list[RankProfile]) -> Iterator[RankTrace]:
+        for rank, one in enumerate(said):
+            if one.state == "written":
+                first, count = one.first_step, one.num_steps
+                replica = self._replica(rank)
+                yield RankTrace(rank=rank, replica=replica, file=one.file, first_step=first, num_steps=count)
+
+    def _missing(self, said: list[RankProfile], no_steps: str) -> Iterator[MissingTrace]:
+        reasons = {"waiting": no_steps, "running": f"did not write its trace within {WRITE_SECONDS:g} s"}
+        for rank, one in enumerate(said):
+            if one.state != "written":
+                why = reasons.get(one.state, one.reason)
+                yield MissingTrace(rank=rank, replica=self._replica(rank), reason=why)
+
+
+class _Begun(NamedTuple):
+    """A profile that was ordered."""
+
+    name: str
+    losses: tuple[int, ...]
+    """Of each replica until then."""
+
+
+def first_steps_of(replicas: Sequence[ReplicaStatus], step_together: bool) -> Iterator[int]:
+    """The first step of a profile in each replica. An idle replica begins with its next one."""
+    last = max(replica.step for replica in replicas)
+    are_idle = all(replica.idle for replica in replicas)
+    for replica in replicas:
+        step, is_idle = (last, are_idle) if step_together else (replica.step, replica.idle)
+        yield step + (1 if is_idle else STEPS_AHEAD)
+
+
+def _name() -> str:
+    return f"plait-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
+
+
+def _nothing() -> ProfileOrder:
+    return ProfileOrder(name="", folder="", first_steps=(), num_steps=0)
