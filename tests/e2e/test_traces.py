@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from bench.http.traces import measure, parse
 from plait_testing.collector import attributes, collector
 from plait_testing.metrics import read_metrics
 from plait_testing.running_server import Server, StartServer
@@ -71,6 +72,16 @@ def test_the_span_of_a_preempted_request_says_so(
     times = [event.time_unix_nano for event in spans["second"].events]
     assert times == sorted(times)
     assert texts[0] == texts[1]
+
+
+def test_the_bench_of_traces_counts_every_request_and_span() -> None:
+    """At a size at which its times mean nothing."""
+    rows = list(measure(parse(["--streams=4", "--output-len=8", "--requests=8", "--rounds=1"])))
+    values = {(row.case, row.metric): row.value for row in rows}
+    assert values["traces on", "spans_lost"] == 0
+    for traces in ("on", "off"):
+        assert values[f"traces {traces}, 4 streams of 8 tokens", "tokens_per_second"] > 0
+        assert values[f"traces {traces}, requests of one token, 4 at a time", "requests_per_second"] > 0
 
 
 def wait_for_running(server: Server, number: int) -> None:
