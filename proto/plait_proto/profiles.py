@@ -25,7 +25,7 @@ class ProfileOrder(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     """Of the traces; an absolute path."""
     first_steps: tuple[int, ...]
-    """The number of each replica's first step."""
+    """The number from which on the steps of each replica count."""
     num_steps: int
     """0 begins nothing: ranks that profile write what they have."""
 

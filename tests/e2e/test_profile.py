@@ -37,14 +37,25 @@ class Profiled:
         text: str = answer.json()["choices"][0]["text"]
         return text
 
-    def profile(self, **fields: object) -> httpx.Response:
-        return self.admin.post("/admin/profile", json=fields)
+    def profile(self, read_seconds: float = TIMEOUT, **fields: object) -> httpx.Response:
+        return self.admin.post("/admin/profile", json=fields, timeout=read_seconds)
 
-    def begin_profile(self, **fields: object) -> Future[httpx.Response]:
+    def begin_profile(self, read_seconds: float = TIMEOUT, **fields: object) -> Future[httpx.Response]:
         """One that waits for steps; returns once it is under way."""
-        future = self.pool.submit(self.profile, **fields)
+        future = self.pool.submit(self.profile, read_seconds, **fields)
         wait_until(lambda: self.info()["profiling"] or future.done())
         return future
+
+    def ask_each(self) -> list[Future[str]]:
+        """A request for each replica, once both compute steps."""
+        before = self.replicas()
+        answers = [self.pool.submit(self.ask) for _ in before]
+        wait_until(lambda: all(now["step"] > old["step"] for old, now in zip(before, self.replicas(), strict=True)))
+        return answers
+
+    def replicas(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.info()["status"]["replicas"]
+        return found
 
     def info(self) -> dict[str, Any]:
         told: dict[str, Any] = self.admin.get("/admin/info").json()
@@ -137,18 +148,44 @@ def test_at_the_deadline_it_has_the_steps_that_came_or_says_that_none_did(
         assert [one["reason"] for one in said["missing"]] == ["computed none of the steps within 3 s"]
 
 
+def test_a_client_that_leaves_ends_its_profile(check_models: Path, server: StartServer, tmp_path: Path) -> None:
+    with profiled(server, check_models / "recall-gqa", tmp_path / "traces") as one:
+        leaving = one.begin_profile(steps=100, read_seconds=2)
+        one.ask(max_tokens=4)
+        with pytest.raises(httpx.ReadTimeout):
+            leaving.result()
+        wait_until(lambda: not one.info()["profiling"])
+        wait_until(lambda: len(list(one.folder.glob("*.gz"))) == 1)
+        (file,) = one.folder.iterdir()
+        assert 4 <= len(one.steps({"file": file.name})) < 10
+
+
+def test_a_drain_ends_a_profile_that_waits_for_steps(check_models: Path, server: StartServer, tmp_path: Path) -> None:
+    with profiled(server, check_models / "recall-gqa", tmp_path) as one:
+        waiting = one.begin_profile(steps=1)
+        assert one.server.stop() == 0
+        assert waiting.result().status_code == 503
+        assert "rank 0 ended with the server" in waiting.result().json()["error"]["message"]
+
+
+def test_replicas_that_step_together_profile_together(check_models: Path, server: StartServer, tmp_path: Path) -> None:
+    with profiled(server, check_models / "recall-mla", tmp_path, "--dp=2", "--dp-attention") as both:
+        stream = both.pool.submit(both.ask)
+        first, second = both.profile(steps=3).json()["traces"]
+        assert (first["first_step"], first["num_steps"]) == (second["first_step"], second["num_steps"])
+        assert len(both.steps(first)) == len(both.steps(second)) == 3
+        stream.result()
+
+
 def test_a_lost_rank_is_named_and_the_others_traces_are_there(
     check_models: Path, server: StartServer, tmp_path: Path, slow_steps: SlowSteps
 ) -> None:
     flags = ("--dp=2", "--restart=group", "--dtype=float32")
     with profiled(server, check_models / "recall-gqa", tmp_path, *flags) as both:
-        slow_steps.begin()
-        answers = [both.pool.submit(both.ask) for _ in range(2)]
-        wait_until(lambda: all(one["step"] > 2 for one in both.info()["status"]["replicas"]))
-        taken = both.begin_profile(steps=20)
-        lost = both.server.workers()[1]
-        lost.kill()
-        slow_steps.end()
+        with slow_steps.within():
+            answers = both.ask_each()
+            taken = both.begin_profile(steps=20)
+            both.server.workers()[1].kill()
         assert len({answer.result() for answer in answers}) == 1
         assert places(taken.result()) == [(0, 0)]
         (missing,) = taken.result().json()["missing"]
@@ -156,9 +193,10 @@ def test_a_lost_rank_is_named_and_the_others_traces_are_there(
         assert missing["reason"].startswith("was lost: ")
 
         both.server.wait_until_serving()
-        wait_until(lambda: not any(one["down"] for one in both.info()["status"]["replicas"]))
-        answers = [both.pool.submit(both.ask) for _ in range(2)]
-        assert places(both.profile(steps=2)) == [(0, 0), (1, 1)], "the new rank has one too"
+        wait_until(lambda: not any(one["down"] or one["late"] for one in both.replicas()))
+        with slow_steps.within():
+            answers = both.ask_each()
+            assert places(both.profile(steps=2)) == [(0, 0), (1, 1)], "the new rank has one too"
         for answer in answers:
             answer.result()
 

@@ -52,11 +52,13 @@ def test_ranks_that_others_wait_for_are_not_profiled(tmp_path: Path) -> None:
     assert profile_folder(settings(tmp_path, group=group)) == tmp_path, "its replicas wait for no step of another's"
 
 
-def test_a_profile_begins_behind_the_steps_on_the_wire_or_with_an_idle_replicas_next() -> None:
-    replicas = [replica(7), replica(30, idle=True)]
-    assert list(first_steps_of(replicas, step_together=False)) == [7 + STEPS_AHEAD, 31]
+def test_a_profile_begins_as_far_ahead_as_steps_are_fast_or_with_an_idle_replicas_next() -> None:
+    before, now = [replica(7), replica(7), replica(30)], [replica(7), replica(57), replica(31, idle=True)]
+    assert list(first_steps_of(before, now, step_together=False)) == [7 + STEPS_AHEAD, 57 + STEPS_AHEAD + 100, 32]
 
 
 def test_replicas_that_step_together_begin_together() -> None:
-    assert list(first_steps_of([replica(7), replica(6, idle=True)], step_together=True)) == [7 + STEPS_AHEAD] * 2
-    assert list(first_steps_of([replica(7, idle=True), replica(7, idle=True)], step_together=True)) == [8, 8]
+    now = [replica(7), replica(6, idle=True)]
+    assert list(first_steps_of(now, now, step_together=True)) == [7 + STEPS_AHEAD] * 2
+    idle = [replica(7, idle=True), replica(7, idle=True)]
+    assert list(first_steps_of(idle, idle, step_together=True)) == [8, 8]

@@ -22,14 +22,27 @@ from plait_worker.trace_file import write_trace
 
 _log = logging.getLogger(__name__)
 
+_LATER = 16
+"""By a multiple of so many steps begins a profile whose steps were over when the rank saw its order."""
+
+
+@dataclass(slots=True)
+class _Window:
+    """The steps of an order, as this rank saw it."""
+
+    order: ProfileOrder
+    first: int
+    """The number from which on they count; a group of replicas leaves numbers out."""
+    num_left: int
+
 
 @dataclass(slots=True)
 class _Running:
     """A profile that has begun."""
 
-    order: ProfileOrder
     profiler: profile
     first_step: int
+    last_step: int
     num_steps: int = 0
 
 
@@ -42,8 +55,9 @@ class StepProfiler:
         with (run_dir / NUMBER).open("rb") as file:
             self._number = mmap.mmap(file.fileno(), NUMBER_BYTES, access=mmap.ACCESS_READ)
         self._seen = self._number[:]
-        self._order: ProfileOrder | None = None
-        """Until its steps have come."""
+        self._last_step = 0
+        """That was launched."""
+        self._window: _Window | None = None
         self._running: _Running | None = None
         self._writer: threading.Thread | None = None
         """Of the last trace."""
@@ -51,19 +65,18 @@ class StepProfiler:
     def before_step(self, step: int) -> None:
         """The step is about to be launched."""
         self.look()
-        if self._order is None:
-            return
-        first = self._order.first_steps[self._replica]
-        if step >= first + self._order.num_steps:
-            self._finish(self._order)
-        elif step >= first:
-            self._count(self._order, step)
+        if self._window is not None and step >= self._window.first:
+            if self._window.num_left == 0:
+                self._finish(self._window.order)
+            else:
+                self._count(self._window, step)
+        self._last_step = step
 
     def after_step(self, step: int) -> None:
         """The step is complete."""
-        order = self._order
-        if order is not None and step + 1 >= order.first_steps[self._replica] + order.num_steps:
-            self._finish(order)
+        window, running = self._window, self._running
+        if window is not None and running is not None and window.num_left == 0 and step >= running.last_step:
+            self._finish(window.order)
 
     def look(self) -> bool:
         """Take a new order if there is one; whether a profile runs."""
@@ -72,50 +85,57 @@ class StepProfiler:
         return self._running is not None
 
     def _take_order(self) -> None:
-        if self._running is not None:
-            self._finish(self._running.order)
+        if self._window is not None:
+            self._finish(self._window.order)
         self._seen = self._number[:]
         order = read_order(self._run_dir)
-        self._order = order if order.num_steps else None
+        self._window = self._window_of(order) if order.num_steps else None
 
-    def _count(self, order: ProfileOrder, step: int) -> None:
+    def _window_of(self, order: ProfileOrder) -> _Window:
+        """One that is seen late ends as it does elsewhere; one that is over moves by some steps, alike everywhere."""
+        first = order.first_steps[self._replica]
+        num_missed = max(0, self._last_step - first + 1)
+        if num_missed < order.num_steps:
+            return _Window(order, first, order.num_steps - num_missed)
+        return _Window(order, first - (-num_missed // _LATER) * _LATER, order.num_steps)
+
+    def _count(self, window: _Window, step: int) -> None:
         """The step is of the profile, and may be its first."""
-        if self._running is None:
-            self._begin(order, step)
+        if self._running is None and not self._begin(window.order, step):
+            self._window = None
         if self._running is not None:
             self._running.num_steps += 1
+            self._running.last_step = step
+            window.num_left -= 1
 
-    def _begin(self, order: ProfileOrder, step: int) -> None:
+    def _begin(self, order: ProfileOrder, step: int) -> bool:
         if self._writer is not None and self._writer.is_alive():
-            self._order = None
             self._fail(order, "still writes the trace before; give a folder on a disk that takes it")
-            return
+            return False
         try:
             profiler = _new_profiler()
             profiler.start()
         except Exception as error:  # noqa: BLE001 (whatever a profiler meets, the rank serves on)
-            self._order = None
             self._fail(order, _reason(error))
-            return
-        self._running = _Running(order, profiler, step)
+            return False
+        self._running = _Running(profiler, first_step=step, last_step=step)
         self._say(RankProfile(name=order.name, state="running"))
+        return True
 
     def _finish(self, order: ProfileOrder) -> None:
-        """Stop; a thread of its own then writes the trace, and steps go on."""
-        running, self._running, self._order = self._running, None, None
+        """Stop if it runs; a thread of its own then writes the trace, and steps go on."""
+        running, self._running, self._window = self._running, None, None
         if running is None:
-            self._fail(order, "its steps were over before this rank saw the order; ask for more steps")
             return
         try:
             running.profiler.stop()
         except Exception as error:  # noqa: BLE001 (as above)
             self._fail(order, _reason(error))
             return
-        self._writer = threading.Thread(target=self._write, args=(running,), name="profile", daemon=True)
+        self._writer = threading.Thread(target=self._write, args=(order, running), name="profile", daemon=True)
         self._writer.start()
 
-    def _write(self, running: _Running) -> None:
-        order = running.order
+    def _write(self, order: ProfileOrder, running: _Running) -> None:
         name = f"{order.name}-rank-{self._rank}.json.gz"
         try:
             write_trace(running.profiler, Path(order.folder) / name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Protocol
 
 import msgspec
@@ -54,7 +55,10 @@ class Profiles(Protocol):
         """Whether one is under way."""
 
     async def take(self, num_steps: int, deadline_seconds: float) -> Profile:
-        """Profile the next steps of all ranks; returns when the traces are written, or cannot be."""
+        """Profile the next steps of all ranks; returns when the traces are written, or cannot be.
+
+        Cancelled, it ends: ranks write what they have. Raises `ApiError` while another is under way.
+        """
 
 
 class _Asked(msgspec.Struct, forbid_unknown_fields=True):
@@ -71,12 +75,23 @@ def add_profile(app: FastAPI, profiles: Profiles | None, require_ready: Callable
         if profiles is None:
             raise ApiError(409, "there is no folder for traces; start the server with --profile-dir FOLDER")
         require_ready()
-        if profiles.is_taken:
-            raise ApiError(409, "a profile is under way; wait for its answer, and ask again")
-        taken = await profiles.take(asked.steps, asked.deadline_seconds)
+        taken = await _unless_left(request, profiles.take(asked.steps, asked.deadline_seconds))
         if not taken.traces:
             raise _nothing(taken)
         return json_response({"folder": taken.folder, "traces": taken.traces, "missing": taken.missing})
+
+
+async def _unless_left(request: Request, taking: Coroutine[None, None, Profile]) -> Profile:
+    """The profile. A client that leaves ends it."""
+    task, left = asyncio.create_task(taking), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(408, "the client left, and its profile ended")
+        return task.result()
+    finally:
+        task.cancel()
+        left.cancel()
 
 
 def _nothing(profile: Profile) -> ApiError:

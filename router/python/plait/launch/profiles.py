@@ -16,14 +16,17 @@ from plait_proto.profiles import create_number, read_rank_profile, write_order
 from plait.errors import SettingsError
 from plait.http.admin_profile import MissingTrace, Profile, RankTrace
 from plait.http.engine import EngineHandle, ReplicaStatus, Status, read_status
+from plait.http.errors import ApiError
 from plait.settings import ServeSettings
 
 POLL_SECONDS = 0.05
 WRITE_SECONDS = 120.0
 """From a profile's end to its trace."""
+RATE_SECONDS = 0.05
+"""In which the steps of each replica are counted."""
 STEPS_AHEAD = 8
-"""From the last step whose result is in to the first that is profiled: two may be on the wire, and an order takes a
-millisecond to reach all ranks."""
+"""From the last step whose result is in to the first that is profiled, and twice those counted: two may be on the wire,
+and an order may be late on a busy machine. Ranks that see it in time profile the same steps."""
 
 
 def profile_folder(settings: ServeSettings) -> Path | None:
@@ -62,6 +65,8 @@ class RankProfiles:
 
     async def take(self, num_steps: int, deadline_seconds: float) -> Profile:
         """See `plait.http.admin_profile.Profiles`."""
+        if self.is_taken:
+            raise ApiError(409, "a profile is under way; wait for its answer, and ask again")
         self.is_taken = True
         try:
             return await self._take(num_steps, deadline_seconds)
@@ -70,9 +75,12 @@ class RankProfiles:
             self.is_taken = False
 
     async def _take(self, num_steps: int, seconds: float) -> Profile:
-        status = read_status(self._engine)
+        before = status = read_status(self._engine)
+        if not all(replica.idle for replica in before.replicas):
+            await asyncio.sleep(RATE_SECONDS)
+            status = read_status(self._engine)
         begun = _Begun(_name(), tuple(replica.losses - replica.down for replica in status.replicas))
-        first_steps = tuple(first_steps_of(status.replicas, self._steps_together))
+        first_steps = tuple(first_steps_of(before.replicas, status.replicas, self._steps_together))
         folder = str(self._folder)
         self._give(ProfileOrder(name=begun.name, folder=folder, first_steps=first_steps, num_steps=num_steps))
         said = await self._wait(begun, {"waiting", "running"}, seconds)
@@ -136,13 +144,14 @@ class _Begun(NamedTuple):
     """Of each replica until then."""
 
 
-def first_steps_of(replicas: Sequence[ReplicaStatus], step_together: bool) -> Iterator[int]:
+def first_steps_of(before: Sequence[ReplicaStatus], now: Sequence[ReplicaStatus], step_together: bool) -> Iterator[int]:
     """The first step of a profile in each replica. An idle replica begins with its next one."""
-    last = max(replica.step for replica in replicas)
-    are_idle = all(replica.idle for replica in replicas)
-    for replica in replicas:
-        step, is_idle = (last, are_idle) if step_together else (replica.step, replica.idle)
-        yield step + (1 if is_idle else STEPS_AHEAD)
+    each = [_first_step(old, new) for old, new in zip(before, now, strict=True)]
+    return iter([max(each)] * len(each) if step_together else each)
+
+
+def _first_step(before: ReplicaStatus, now: ReplicaStatus) -> int:
+    return now.step + (1 if now.idle else STEPS_AHEAD + 2 * max(0, now.step - before.step))
 
 
 def _name() -> str:
