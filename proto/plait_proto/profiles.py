@@ -20,6 +20,8 @@ ORDER = "profile-order"
 class ProfileOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Profile some steps, the same on all ranks of a replica."""
 
+    number: int
+    """Orders are counted from 1."""
     name: str
     """The beginning of each trace's file name."""
     folder: str
@@ -50,11 +52,14 @@ def create_number(run_dir: Path) -> None:
     (run_dir / NUMBER).write_bytes(bytes(NUMBER_BYTES))
 
 
-def write_order(run_dir: Path, order: ProfileOrder, number: int) -> None:
-    """Write an order, and let its number follow: a rank that sees the number finds the order."""
+def write_order(run_dir: Path, order: ProfileOrder) -> None:
+    """Write an order, and let its number follow: a rank that sees the number finds this order or a newer one.
+
+    Raises `OSError` without space.
+    """
     _replace(run_dir / ORDER, msgspec.json.encode(order))
     with (run_dir / NUMBER).open("r+b", buffering=0) as file:
-        file.write(number.to_bytes(NUMBER_BYTES, "little"))
+        file.write(order.number.to_bytes(NUMBER_BYTES, "little"))
 
 
 def read_order(run_dir: Path) -> ProfileOrder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -9,8 +11,10 @@ import pytest
 from plait.admin_settings import AdminSettings
 from plait.errors import SettingsError
 from plait.http.engine import ReplicaStatus
-from plait.launch.profiles import STEPS_AHEAD, first_steps_of, profile_folder
+from plait.http.errors import ApiError
+from plait.launch.profiles import STEPS_AHEAD, RankProfiles, first_steps_of, profile_folder
 from plait.settings import GroupSettings, HostSettings, ProcessSettings, ServeSettings
+from plait_testing.in_memory_engine import InMemoryEngine
 
 
 def settings(folder: Path | str | None, *, port: int | None = 0, **components: msgspec.Struct) -> ServeSettings:
@@ -62,3 +66,17 @@ def test_replicas_that_step_together_begin_together() -> None:
     assert list(first_steps_of(now, now, step_together=True)) == [7 + STEPS_AHEAD] * 2
     idle = [replica(7, idle=True), replica(7, idle=True)]
     assert list(first_steps_of(idle, idle, step_together=True)) == [8, 8]
+
+
+def test_ranks_that_cannot_be_told_are_an_error_and_the_next_profile_is_taken(tmp_path: Path) -> None:
+    engine, run_dir = InMemoryEngine(), tmp_path / "run"
+    engine.replicas = ["ready"]
+    run_dir.mkdir()
+    profiles = RankProfiles(engine, settings(tmp_path), tmp_path, run_dir)
+    shutil.rmtree(run_dir)
+    for _ in range(2):
+        with pytest.raises(ApiError, match="free space in") as refused:
+            asyncio.run(profiles.take(1, deadline_seconds=1))
+        assert refused.value.status == 503
+        assert not profiles.is_taken
+    engine.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from plait_proto import ProfileOrder, RankProfile
-from plait_proto.profiles import create_number, read_rank_profile, write_order
+from plait_proto.profiles import NUMBER, ORDER, create_number, read_rank_profile, write_order
 from plait_testing.tiny_models import config_for
 from plait_worker.step_profile import StepProfiler, open_profiler
 from torch import Tensor
@@ -30,8 +30,11 @@ class Orders:
     def give(self, name: str, first_step: int, num_steps: int) -> None:
         self._number += 1
         steps = (0, first_step)
-        order = ProfileOrder(name=name, folder=str(self.folder), first_steps=steps, num_steps=num_steps)
-        write_order(self.folder, order, self._number)
+        folder = str(self.folder)
+        write_order(
+            self.folder,
+            ProfileOrder(number=self._number, name=name, folder=folder, first_steps=steps, num_steps=num_steps),
+        )
 
     def end(self) -> None:
         self.give("", 0, 0)
@@ -132,6 +135,30 @@ def test_the_next_order_begins_anew(orders: Orders, profiler: StepProfiler) -> N
         compute(profiler, first, first + 1)
         trace = orders.wait_for_trace()
         assert (trace.name, orders.num_matmuls(trace)) == (name, 1)
+
+
+def test_an_order_that_is_there_before_its_number_is_taken_once(orders: Orders, profiler: StepProfiler) -> None:
+    orders.give("a", first_step=1, num_steps=3)
+    number = (orders.folder / NUMBER).read_bytes()
+    orders.give("b", first_step=1, num_steps=3)
+    newer = (orders.folder / NUMBER).read_bytes()
+    with (orders.folder / NUMBER).open("r+b") as file:
+        file.write(number)
+    compute(profiler, 1)
+    with (orders.folder / NUMBER).open("r+b") as file:
+        file.write(newer)
+    compute(profiler, 2, 3)
+    trace = orders.wait_for_trace()
+    assert (trace.name, trace.first_step, trace.num_steps) == ("b", 1, 3)
+
+
+def test_an_order_that_cannot_be_read_ends_no_step(orders: Orders, profiler: StepProfiler) -> None:
+    orders.give("a", first_step=1, num_steps=1)
+    (orders.folder / ORDER).write_bytes(b"{")
+    compute(profiler, 1)
+    orders.give("b", first_step=2, num_steps=1)
+    compute(profiler, 2)
+    assert orders.wait_for_trace().name == "b"
 
 
 def test_a_trace_that_cannot_be_written_is_told_and_leaves_nothing(

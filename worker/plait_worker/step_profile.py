@@ -55,6 +55,8 @@ class StepProfiler:
         with (run_dir / NUMBER).open("rb") as file:
             self._number = mmap.mmap(file.fileno(), NUMBER_BYTES, access=mmap.ACCESS_READ)
         self._seen = self._number[:]
+        self._num_taken = 0
+        """The newest order's number."""
         self._last_step = 0
         """That was launched."""
         self._window: _Window | None = None
@@ -85,10 +87,17 @@ class StepProfiler:
         return self._running is not None
 
     def _take_order(self) -> None:
+        self._seen = self._number[:]
+        try:
+            order = read_order(self._run_dir)
+        except Exception as error:  # noqa: BLE001 (whatever is there, the rank serves on)
+            _log.warning("an order for a profile cannot be read: %s", _reason(error))
+            return
+        if order.number == self._num_taken:  # it was there before its number
+            return
+        self._num_taken = order.number
         if self._window is not None:
             self._finish(self._window.order)
-        self._seen = self._number[:]
-        order = read_order(self._run_dir)
         self._window = self._window_of(order) if order.num_steps else None
 
     def _window_of(self, order: ProfileOrder) -> _Window:
@@ -115,7 +124,7 @@ class StepProfiler:
         try:
             profiler = _new_profiler()
             profiler.start()
-        except Exception as error:  # noqa: BLE001 (whatever a profiler meets, the rank serves on)
+        except Exception as error:  # noqa: BLE001 (as above)
             self._fail(order, _reason(error))
             return False
         self._running = _Running(profiler, first_step=step, last_step=step)

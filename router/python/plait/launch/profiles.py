@@ -59,7 +59,7 @@ class RankProfiles:
         self._engine, self._folder, self._run_dir = engine, folder, run_dir
         self._ranks_each, self._num_ranks = settings.process.tp, settings.process.tp * settings.process.dp
         self._steps_together = settings.process.dp_attention
-        self._number = 0
+        self._num_orders = 0
         self.is_taken = False
         create_number(run_dir)
 
@@ -71,8 +71,8 @@ class RankProfiles:
         try:
             return await self._take(num_steps, deadline_seconds)
         finally:
-            self._give(_nothing())
             self.is_taken = False
+            self._give()
 
     async def _take(self, num_steps: int, seconds: float) -> Profile:
         before = status = read_status(self._engine)
@@ -81,20 +81,32 @@ class RankProfiles:
             status = read_status(self._engine)
         begun = _Begun(_name(), tuple(replica.losses - replica.down for replica in status.replicas))
         first_steps = tuple(first_steps_of(before.replicas, status.replicas, self._steps_together))
-        folder = str(self._folder)
-        self._give(ProfileOrder(name=begun.name, folder=folder, first_steps=first_steps, num_steps=num_steps))
+        self._give(begun.name, first_steps, num_steps)
         said = await self._wait(begun, {"waiting", "running"}, seconds)
         has_timed_out = any(one.state in ("waiting", "running") for one in said)
         if has_timed_out:
-            self._give(_nothing())
+            self._give()
             await asyncio.sleep(POLL_SECONDS)
             said = await self._wait(begun, {"running"}, WRITE_SECONDS)
         traces, missing = self._traces(said), self._missing(said, f"computed none of the steps within {seconds:g} s")
-        return Profile(folder=folder, traces=list(traces), missing=list(missing), has_timed_out=has_timed_out)
+        return Profile(
+            folder=str(self._folder), traces=list(traces), missing=list(missing), has_timed_out=has_timed_out
+        )
 
-    def _give(self, order: ProfileOrder) -> None:
-        self._number += 1
-        write_order(self._run_dir, order, self._number)
+    def _give(self, name: str = "", first_steps: tuple[int, ...] = (), num_steps: int = 0) -> None:
+        """Without steps it ends what runs."""
+        self._num_orders += 1
+        order = ProfileOrder(
+            number=self._num_orders,
+            name=name,
+            folder=str(self._folder),
+            first_steps=first_steps,
+            num_steps=num_steps,
+        )
+        try:
+            write_order(self._run_dir, order)
+        except OSError as error:
+            raise ApiError(503, f"the ranks cannot be told: {error}; free space in {self._run_dir.parent}") from error
 
     async def _wait(self, begun: _Begun, states: set[str], seconds: float) -> list[RankProfile]:
         """What each rank says, once none is in one of the states, or the time is over."""
@@ -156,7 +168,3 @@ def _first_step(before: ReplicaStatus, now: ReplicaStatus) -> int:
 
 def _name() -> str:
     return f"plait-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
-
-
-def _nothing() -> ProfileOrder:
-    return ProfileOrder(name="", folder="", first_steps=(), num_steps=0)
