@@ -41,7 +41,7 @@ def run(link: Link, rank: Rank, profiler: StepProfiler | None = None) -> None:
 class _StepsInFlight:
     """Steps that came and are not yet answered, oldest first."""
 
-    def __init__(self, link: Link, rank: Rank, profiler: StepProfiler | None) -> None:
+    def __init__(self, link: Link, rank: Rank, profiler: StepProfiler | None = None) -> None:
         self._link = link
         self._rank = rank
         self._profiler = profiler
