@@ -35,8 +35,9 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """None until it is started."""
-        return self._process.pid if self._process is not None else None
+        """None before its start and after its end, when the number may be another's."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
 
     async def run(self) -> int:
         """Start it, and return its exit code once it has ended; negative for a signal."""
