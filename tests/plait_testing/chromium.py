@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -147,7 +148,7 @@ def chromium() -> Iterator[Browser]:
         try:
             yield browser
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # its renderers too
             process.wait()
             browser.close()
 
