@@ -42,7 +42,7 @@ GOAL_SECONDS = 10.0
 Fault = Callable[[NodeNetwork, list[Server]], object]
 
 FROZEN = "a rank of node 1 is frozen"
-"""Noticed by its heartbeats if its engine is on another host; else by its step's deadline, after over a minute."""
+"""Noticed by its node's launcher if its engine is on another host; else by its step's deadline, after over a minute."""
 FAULTS: dict[str, tuple[Fault, list[list[int]]]] = {
     "a rank of node 1 is killed": (lambda _, nodes: workers_of(nodes[1])[0].kill(), [[5, 5]]),
     "node 1 is cut off": (lambda network, _: network.cut_off(1), [[5, 5]]),
