@@ -50,6 +50,11 @@ def rate(metric: str, *labels: str) -> Query:
     return Query(_by(_rate(metric), labels), _legend(metric, labels))
 
 
+def group_rate(metric: str) -> Query:
+    """The increase a second of what all engines of a group count alike, by job."""
+    return Query(f"max by (job) ({_rate(metric)})", "{{job}}")
+
+
 def ratio(part: str, whole: str, legend: str) -> Query:
     """The increase of one counter over another's."""
     return Query(f"sum({_rate(part)}) / sum({_rate(whole)})", legend)
@@ -147,7 +152,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Tokens of each key a second", "short", (rate("plait_key_tokens_total", "key", "of"),)),
     ),
     "Links": (
-        Panel("Group's steps a second", "short", (rate("plait_group_step"), rate("plait_group_dummy_steps_total"))),
+        Panel(
+            "Group's steps a second", "short", (group_rate("plait_group_step"), rate("plait_group_dummy_steps_total"))
+        ),
         Panel("Malformed messages a second", "short", (rate("plait_link_malformed_total"),)),
         Panel("Replicas without ranks", "short", (gauge("plait_replica_down", "instance", "replica"),)),
         Panel(

@@ -68,6 +68,12 @@ def test_panels_lie_side_by_side() -> None:
         cells |= own
 
 
+def test_steps_of_a_group_are_not_summed_over_its_engines() -> None:
+    """Each engine of a group counts the same steps."""
+    (query,) = [one for one in expressions() if "plait_group_step{" in one]
+    assert query.startswith("max by (job) (")
+
+
 def test_an_alert_names_metrics_that_exist_with_labels_that_they_have() -> None:
     page = (budgets.ROOT / "docs/metrics.md").read_text()
     module = generator()
