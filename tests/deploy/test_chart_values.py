@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from plait_testing.chart import GOOD, container, needs_helm, refusal, rendered
+from plait_testing.chart import GOOD, container, helm_template, needs_helm, refusal, rendered
 
 pytestmark = needs_helm
 
@@ -16,7 +16,8 @@ pytestmark = needs_helm
         ("8Gi", "64Gi", "64Gi"),
         ("1e+9", "1Gi", "1Gi"),
         ("1Gi", 68719476736, "6.8719476736e+10"),
-        (1e9, "1.1e9", "1.1e+09"),
+        (1e9, 1.1e9, "1.1e+09"),
+        (1e9, "1.1e9", "1.1e9"),
         ("1Ti", "1Pi", "1Pi"),
         ("500m", "1", "1"),
         ("1k", "1E", "1E"),
@@ -60,11 +61,19 @@ def test_numbers_of_args_become_words() -> None:
         ({"parallel": {"tp": 0}}, "tp"),
         ({"paralel": {"tp": 2}}, "paralel"),
         ({"shm": "8GB"}, "shm"),
+        ({"shm": "0"}, "/shm"),
+        ({"shm": "0.0Gi"}, "/shm"),
+        ({"resources": {"cpu": "0"}}, "/resources/cpu"),
+        ({"resources": {"cpu": 0}}, "/resources/cpu"),
         ({"shm": "64Gi"}, "shm is 64Gi, and resources.memory, which it counts within, is 64Gi"),
         ({"resources": {"memory": "8000M"}, "shm": "7800Mi"}, "set a smaller shm or more memory"),
         ({"resources": {"memory": "1e9"}, "shm": "1Gi"}, "shm is 1Gi, and resources.memory"),
         ({"resources": {"memory": "1024Ti"}, "shm": "1Pi"}, "set a smaller shm or more memory"),
         ({"image": {"tag": "a tag"}}, "/image/tag"),
+        ({"image": {"repository": "registry.example:5000/plait:1"}}, "/image/repository"),
+        ({"image": {"repository": "https://registry.example/plait"}}, "/image/repository"),
+        ({"image": {"repository": '"plait"'}}, "/image/repository"),
+        ({"model": {"image": "https://registry.example/m:1"}}, "/model/image"),
         ({"args": ["--max-seqs 8"]}, "/args/0"),
         ({"apiKeys": {"secret": "plait-keys", "key": "../keys"}}, "/apiKeys/key"),
         ({"model": {"claim": "c", "path": "a/../../etc"}}, "/model/path"),
@@ -86,9 +95,14 @@ def test_numbers_of_args_become_words() -> None:
         ({"podLabels": {"app.kubernetes.io/name": "x"}}, "podLabels has app.kubernetes.io/name"),
         ({"nodeSelector": {"gpu": True}}, "/nodeSelector/gpu"),
         ({"service": {"port": 80}}, "/service/port"),
-        ({"fullnameOverride": "a.b"}, 'called "a.b"'),
-        ({"nameOverride": "1st", "fullnameOverride": "1st"}, "a letter first; set fullnameOverride"),
+        ({"fullnameOverride": "a.b"}, "/fullnameOverride"),
     ],
 )
 def test_bad_values_are_refused_by_name(values: dict[str, Any], named: str) -> None:
     assert named in refusal(GOOD | values)
+
+
+def test_a_release_whose_name_begins_with_a_digit_needs_another_name() -> None:
+    done = helm_template(GOOD, release="1st")
+    assert 'the Service would be called "1st-plait"' in done.stderr
+    assert "a letter first; set fullnameOverride" in done.stderr

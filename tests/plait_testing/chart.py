@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 from typing import Any
@@ -22,17 +24,28 @@ needs_helm = pytest.mark.skipif(
 Json = dict[str, Any]
 
 
+class ManifestLoader(yaml.SafeLoader):  # type: ignore[misc]
+    """Reads words as Kubernetes does: PyYAML alone takes `y` and `1e3` for strings."""
+
+
+ManifestLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^[yYnN]$"), list("yYnN"))
+ManifestLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+ManifestLoader.bool_values = yaml.SafeLoader.bool_values | {"y": True, "n": False}
+
+
 def helm_template(values: Json, *words: str, release: str = "plait") -> subprocess.CompletedProcess[str]:
     """`helm template` with these values, and further words of its command line."""
     command = ["helm", "template", release, str(CHART), "--namespace=default", "--values=-", *words]
-    return subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, check=False)
+    return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False)
 
 
 def rendered(values: Json, *words: str, release: str = "plait") -> dict[str, Json]:
     """The manifests, by kind."""
     done = helm_template(values, *words, release=release)
     assert done.returncode == 0, done.stderr
-    return {one["kind"]: one for one in yaml.safe_load_all(done.stdout) if one is not None}
+    return {one["kind"]: one for one in yaml.load_all(done.stdout, ManifestLoader) if one is not None}
 
 
 def refusal(values: Json, *words: str) -> str:

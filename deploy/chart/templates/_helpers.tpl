@@ -1,17 +1,22 @@
+{{/* A name's first 40 characters, which end as a label must. */}}
+{{- define "plait.short" -}}
+{{- regexReplaceAll "[-.]+$" (trunc 40 .) "" -}}
+{{- end -}}
+
 {{- define "plait.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- include "plait.short" (default .Chart.Name .Values.nameOverride) -}}
 {{- end -}}
 
 {{/* LeaderWorkerSet adds to the name, and pods' names end at 63 characters. */}}
 {{- define "plait.fullname" -}}
 {{- $name := include "plait.name" . -}}
 {{- $both := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
-{{- default $both .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- include "plait.short" (default $both .Values.fullnameOverride) -}}
 {{- end -}}
 
 {{- define "plait.selector" -}}
-app.kubernetes.io/name: {{ include "plait.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "plait.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "plait.labels" -}}

@@ -32,14 +32,14 @@ spec:
   {{- with .Values.image.pullSecrets }}
   imagePullSecrets:
     {{- range . }}
-    - name: {{ . }}
+    - name: {{ . | quote }}
     {{- end }}
   {{- end }}
   {{- with .Values.gpu.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- with .Values.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with .Values.nodeSelector }}
   nodeSelector: {{- toYaml . | nindent 4 }}
@@ -57,7 +57,7 @@ spec:
   # A Secret's files are open to the pod's group, and a node's key may not be; each pod gets its own key alone.
   initContainers:
     - name: keys
-      image: {{ include "plait.image" . }}
+      image: {{ include "plait.image" . | quote }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
       command: [sh, -c, 'umask 077 && cp /secret/public.keys "/secret/node-$LWS_WORKER_INDEX.key" /keys/']
       resources:
@@ -111,7 +111,7 @@ livenessProbe:
 {{- $probes := index . 1 -}}
 {{- with index . 0 -}}
 name: plait
-image: {{ include "plait.image" . }}
+image: {{ include "plait.image" . | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 args:
   {{- include "plait.args" . | nindent 2 }}
@@ -119,7 +119,7 @@ args:
 env:
   {{- with .Values.model.hubTokenSecret }}
   - name: HF_TOKEN
-    valueFrom: {secretKeyRef: {name: {{ . }}, key: HF_TOKEN}}
+    valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: HF_TOKEN}}
   {{- end }}
   {{- with .Values.env }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end }}
@@ -203,19 +203,19 @@ requests:
 limits:
   memory: {{ .Values.resources.memory | quote }}
   {{- if .Values.gpu.enabled }}
-  {{ .Values.gpu.resource }}: {{ include "plait.ranks" . }}
+  {{ .Values.gpu.resource | quote }}: {{ include "plait.ranks" . }}
   {{- end }}
   {{- with .Values.rdma.resource }}
-  {{ . }}: {{ $.Values.rdma.count }}
+  {{ . | quote }}: {{ $.Values.rdma.count }}
   {{- end }}
 {{- end -}}
 
 {{- define "plait.volumes" -}}
 - name: api-keys
-  secret: {secretName: {{ .Values.apiKeys.secret }}, defaultMode: 0440}
+  secret: {secretName: {{ .Values.apiKeys.secret | quote }}, defaultMode: 0440}
 - name: cache
   {{- if .Values.cache.claim }}
-  persistentVolumeClaim: {claimName: {{ .Values.cache.claim }}}
+  persistentVolumeClaim: {claimName: {{ .Values.cache.claim | quote }}}
   {{- else }}
   emptyDir: {sizeLimit: {{ .Values.cache.sizeLimit | quote }}}
   {{- end }}
@@ -225,14 +225,14 @@ limits:
   emptyDir: {sizeLimit: 1Gi}
 {{- if .Values.model.claim }}
 - name: model
-  persistentVolumeClaim: {claimName: {{ .Values.model.claim }}, readOnly: true}
+  persistentVolumeClaim: {claimName: {{ .Values.model.claim | quote }}, readOnly: true}
 {{- else if .Values.model.image }}
 - name: model
   image: {reference: {{ .Values.model.image | quote }}, pullPolicy: {{ .Values.image.pullPolicy }}}
 {{- end }}
 {{- if include "plait.isGroup" . }}
 - name: node-keys-secret
-  secret: {secretName: {{ .Values.nodeKeys.secret }}, defaultMode: 0440}
+  secret: {secretName: {{ .Values.nodeKeys.secret | quote }}, defaultMode: 0440}
 - name: node-keys
   emptyDir: {medium: Memory, sizeLimit: 1Mi}
 {{- end }}
