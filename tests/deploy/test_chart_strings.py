@@ -44,6 +44,7 @@ EVERYTHING: Json = {
     "autoscaling": {"kind": "keda"},
     "inferencePool": {"enabled": True, "endpointPicker": "picker"},
     "monitoring": {"podMonitor": True, "keySecret": "k", "withoutKey": True},
+    "networkPolicy": {"prometheus": [{"podSelector": {}}]},
 }
 """All that the chart can make beside its pods."""
 CASES: dict[str, Json] = {

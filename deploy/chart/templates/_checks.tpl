@@ -68,7 +68,15 @@
 {{- if and $v.inferencePool.enabled (not $v.monitoring.withoutKey) -}}
 {{- fail "inferencePool.enabled needs monitoring.withoutKey: true, since an endpoint picker reads /metrics without a key; let networkPolicy.from name who may reach the pods" -}}
 {{- end -}}
+{{- if and $v.networkPolicy.enabled (not $v.networkPolicy.from) (ne $v.service.type "ClusterIP") -}}
+{{- fail (printf "service.type is %s, and the network policy lets in the pods of namespace %s alone; name who may use the API in networkPolicy.from, such as [{ipBlock: {cidr: 10.0.0.0/8}}]" $v.service.type .Release.Namespace) -}}
+{{- end -}}
 {{- if and $v.monitoring.podMonitor (not $v.monitoring.keySecret) (not $v.monitoring.withoutKey) -}}
 {{- fail "monitoring.podMonitor needs monitoring.keySecret, a Secret with one API key, since /metrics needs one; or monitoring.withoutKey: true" -}}
+{{- end -}}
+{{- $reader := ternary "monitoring.podMonitor is true" (printf "autoscaling.kind is %s" $v.autoscaling.kind) $v.monitoring.podMonitor -}}
+{{- $isRead := or $v.monitoring.podMonitor (ne $v.autoscaling.kind "none") -}}
+{{- if and $isRead $v.networkPolicy.enabled (not $v.networkPolicy.prometheus) -}}
+{{- fail (printf "%s, and the network policy names no Prometheus that may read /metrics; set networkPolicy.prometheus, such as [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}], or [{podSelector: {}}] for one in namespace %s" $reader .Release.Namespace) -}}
 {{- end -}}
 {{- end -}}
