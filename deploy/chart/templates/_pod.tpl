@@ -138,11 +138,7 @@ lifecycle:
   preStop:
     sleep: {seconds: {{ .Values.drain.announceSeconds }}}
 {{- end }}
-securityContext:
-  {{- include "plait.securityContext" . | nindent 2 }}
-  {{- if .Values.rdma.resource }}
-    add: [IPC_LOCK]
-  {{- end }}
+securityContext: {{- include "plait.securityContext" . | nindent 2 }}
 volumeMounts:
   - {name: api-keys, mountPath: /etc/plait, readOnly: true}
   - {name: cache, mountPath: /cache}

@@ -43,7 +43,7 @@ def add_node(plane: ControlPlane, name: str) -> None:
 
 @pytest.fixture
 def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of its own for a test, whose pods may have no more rights than `restricted` ones, but for RDMA."""
+    """A namespace of its own for a test, whose pods may have no more rights than `restricted` ones."""
     name = f"test-{abs(hash(request.node.name)) % 10**8}"
     plane.kubectl("create", "namespace", name)
     plane.kubectl("label", "namespace", name, f"{ENFORCED}=restricted")
@@ -183,17 +183,12 @@ def no_claim(container: dict[str, Any]) -> None:
     """The test makes none."""
 
 
-def rdma(container: dict[str, Any]) -> None:
-    container["securityContext"]["capabilities"]["add"] = ["IPC_LOCK"]
-
-
 @pytest.mark.acceptance("cluster")
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
         (too_many_gpus, "Insufficient nvidia.com/gpu"),
         (no_claim, 'persistentvolumeclaim "models" not found'),
-        (rdma, 'violates PodSecurity "restricted:latest": unrestricted capabilities'),
     ],
 )
 def test_what_cannot_run_says_why_in_an_event(
