@@ -90,9 +90,9 @@ def put(values: Json, path: Path, text: str) -> None:
 
 
 def is_of(case: str, path: Path) -> bool:
-    """Of the model's three sources a case has one; the hub has no folders, and it alone has a token."""
+    """A case has one of the model's sources; the hub has no folders and alone a token, a group alone keys of nodes."""
     if path[0] != "model":
-        return True
+        return path[0] != "nodeKeys" or case == "claim"
     without = {"hub": {"path", "claim", "image"}, "claim": {"hub", "image"}, "image": {"hub", "claim"}}[case]
     return path[1] not in without and (path[1] != "hubTokenSecret" or case == "hub")
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
-from plait_testing.chart import GOOD, container, helm_template, needs_helm, refusal, rendered
+import yaml
+from plait_testing.chart import CHART, GOOD, container, helm_template, needs_helm, refusal, rendered
 
 pytestmark = needs_helm
+KUBERNETES = {".affinity"}
+"""Values that have fields of Kubernetes."""
 
 
 @pytest.mark.parametrize(
@@ -28,11 +33,6 @@ def test_quantities_are_compared_as_kubernetes_reads_them(shm: object, memory: o
     assert one["resources"]["limits"]["memory"] == written
 
 
-def test_numbers_of_args_become_words() -> None:
-    one = container(rendered(GOOD | {"args": ["--max-batch-tokens", 16_777_216, "--memory-fraction", 0.85]}))
-    assert one["args"][-4:] == ["--max-batch-tokens", "16777216", "--memory-fraction", "0.85"]
-
-
 @pytest.mark.parametrize(
     ("values", "named"),
     [
@@ -40,18 +40,13 @@ def test_numbers_of_args_become_words() -> None:
         ({"model": {"hub": "o/n", "claim": "c"}}, "given: model.hub, model.claim"),
         ({"model": {"hub": "o/n", "path": "x"}}, "model.path"),
         ({"apiKeys": {"secret": ""}}, "kubectl create secret generic plait-keys"),
-        ({"args": ["--tp", "3"]}, "set parallel.tp instead"),
         ({"args": ["--tp", 3], "parallel": {"tp": 2}}, "args has --tp, which the chart sets itself; set parallel.tp"),
         ({"args": ["--tp=3"], "parallel": {"tp": 2}}, "set parallel.tp instead, which is 2"),
         ({"args": ["--enforce-eager", True]}, "/args/1"),
-        ({"args": ["--data-parallel-size=2"]}, "set parallel.dp instead"),
-        ({"args": ["--host=::"]}, "--host"),
         ({"resources": {"nvidia.com/gpu": 2}}, "nvidia.com/gpu"),
         ({"parallel": {"dp": 3, "nodes": 2}}, "3 ranks on 2 nodes"),
         ({"parallel": {"tp": 2, "nodes": 2, "dpAttention": True}}, "multiple of parallel.nodes"),
         ({"parallel": {"dp": 2, "nodes": 2}}, "plait keys new DIR --nodes 2"),
-        ({"args": ["--restart=group"]}, "set restart.policy instead"),
-        ({"args": ["--restart-budget=3"]}, "set restart.budget instead"),
         ({"restart": {"policy": "always"}}, "/restart/policy"),
         ({"restart": {"policy": "group"}, "parallel": {"dp": 2, "dpAttention": True}}, "one lost rank ends all"),
         (
@@ -85,7 +80,6 @@ def test_numbers_of_args_become_words() -> None:
         ({"autoscaling": {"kind": "hpa", "minReplicas": 5}}, "autoscaling.maxReplicas"),
         ({"inferencePool": {"enabled": True}}, "inferencePool.endpointPicker"),
         ({"inferencePool": {"enabled": True, "endpointPicker": "picker"}}, "monitoring.withoutKey: true"),
-        ({"args": ["--metrics-without-key"]}, "set monitoring.withoutKey instead"),
         ({"monitoring": {"podMonitor": True}}, "monitoring.keySecret"),
         ({"parallel": None}, "'parallel'"),
         ({"drain": {"seconds": None}}, "at '/drain': missing property 'seconds'"),
@@ -93,6 +87,20 @@ def test_numbers_of_args_become_words() -> None:
         ({"env": [{"value": "eth0"}]}, "at '/env/0': missing property 'name'"),
         ({"podLabels": {"stage": 1}}, "/podLabels/stage"),
         ({"podLabels": {"app.kubernetes.io/name": "x"}}, "podLabels has app.kubernetes.io/name"),
+        ({"podLabels": {"app.kubernetes.io/version": "x"}}, "podLabels has app.kubernetes.io/version"),
+        ({"podLabels": {"helm.sh/chart": "x"}}, "podLabels has helm.sh/chart"),
+        ({"monitoring": {"labels": {"helm.sh/chart": "x"}}}, "monitoring.labels has helm.sh/chart"),
+        ({"rdma": {"resource": "nvidia.com/gpu"}}, "rdma.resource and gpu.resource are both nvidia.com/gpu"),
+        ({"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}, "env has A, which is set already"),
+        (
+            {"model": {"hub": "o/n", "hubTokenSecret": "t"}, "env": [{"name": "HF_TOKEN", "value": "x"}]},
+            "env has HF_TOKEN, which is set already by model.hubTokenSecret",
+        ),
+        (
+            {"model": {"claim": "c", "hubTokenSecret": "t"}},
+            'model.hubTokenSecret is "t", and the model comes from model.claim',
+        ),
+        ({"nodeKeys": {"secret": "s"}}, 'nodeKeys.secret is "s", and parallel.nodes is 1'),
         ({"nodeSelector": {"gpu": True}}, "/nodeSelector/gpu"),
         ({"service": {"port": 80}}, "/service/port"),
         ({"fullnameOverride": "a.b"}, "/fullnameOverride"),
@@ -106,3 +114,24 @@ def test_a_release_whose_name_begins_with_a_digit_needs_another_name() -> None:
     done = helm_template(GOOD, release="1st")
     assert 'the Service would be called "1st-plait"' in done.stderr
     assert "a letter first; set fullnameOverride" in done.stderr
+
+
+def leaves(values: Any, path: str = "") -> set[str]:
+    """Names of values; a map that is empty by default is one."""
+    if not isinstance(values, dict) or not values:
+        return {path}
+    return {name for key, value in values.items() for name in leaves(value, f"{path}.{key}")}
+
+
+def allowed(schema: dict[str, Any], path: str = "") -> set[str]:
+    """Names of values that the schema has."""
+    properties = schema.get("properties", {}) if path.count(".") < 2 and path not in KUBERNETES else {}
+    names = {name for key, one in properties.items() for name in allowed(one, f"{path}.{key}")}
+    return names or {path}
+
+
+def test_each_value_is_in_the_schema_and_a_template_uses_it() -> None:
+    given = leaves(yaml.safe_load((CHART / "values.yaml").read_text()))
+    assert allowed(json.loads((CHART / "values.schema.json").read_bytes())) - {".global"} == given
+    templates = "".join(path.read_text() for path in (CHART / "templates").iterdir())
+    assert [name for name in sorted(given) if not re.search(rf"{re.escape(name)}\b", templates)] == []

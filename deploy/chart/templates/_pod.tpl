@@ -38,6 +38,9 @@ spec:
   {{- with .Values.gpu.runtimeClassName }}
   runtimeClassName: {{ . | quote }}
   {{- end }}
+  {{- with .Values.serviceAccountName }}
+  serviceAccountName: {{ . | quote }}
+  {{- end }}
   {{- with .Values.priorityClassName }}
   priorityClassName: {{ . | quote }}
   {{- end }}
@@ -150,13 +153,14 @@ volumeMounts:
   {{- if include "plait.isGroup" . }}
   - {name: node-keys, mountPath: /keys}
   {{- end }}
+  {{- with .Values.extraVolumeMounts }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end -}}
 {{- end -}}
 
 {{- define "plait.args" -}}
 - {{ ternary "launch" "serve" (eq (include "plait.isGroup" .) "true") }}
 - {{ include "plait.model" . | quote }}
-- --host=0.0.0.0
+- {{ printf "--host=%s" (ternary "0.0.0.0" "::" (eq .Values.ipFamily "IPv4")) | quote }}
 - --port={{ .Values.service.port }}
 - --api-key-file=/etc/plait/{{ .Values.apiKeys.key }}
 - --load-timeout-seconds={{ .Values.probes.loadSeconds }}
@@ -231,5 +235,8 @@ limits:
   secret: {secretName: {{ .Values.nodeKeys.secret | quote }}, defaultMode: 0440}
 - name: node-keys
   emptyDir: {medium: Memory, sizeLimit: 1Mi}
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}

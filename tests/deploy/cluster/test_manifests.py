@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -173,6 +175,38 @@ def test_helm_installs_upgrades_and_rolls_back(plane: ControlPlane, namespace: s
     assert args() == [*before, "--max-seqs=8"]
     helm("rollback", "plait", "1")
     assert args() == before
+
+
+@pytest.mark.acceptance("cluster")
+def test_a_running_release_keeps_its_servers_when_autoscaling_is_turned_on_as_the_page_says(
+    plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    chart = budgets.ROOT / "deploy" / "chart"
+    page = (budgets.ROOT / "docs" / "deploying.md").read_text()
+    (hand_over,) = re.findall(r"^kubectl apply --server-side --field-manager=autoscaling .*$", page, re.MULTILINE)
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump({"replicas": 3, "autoscaling": {"kind": "none"}}))
+
+    def run(command: str) -> None:
+        environment = os.environ | {
+            "KUBECONFIG": str(plane.kubeconfig),
+            "PATH": f"{TOOLS}:{os.environ['PATH']}",
+            "HELM_NAMESPACE": namespace,
+        }
+        done = subprocess.run(["bash", "-ec", command], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+
+    def replicas() -> int:
+        return int(plane.get("deployment", "plait", f"--namespace={namespace}")["spec"]["replicas"])
+
+    example = f"{chart} -f {chart}/examples/cpu.yaml"
+    run(f"helm install plait {example} -f {values}")
+    assert replicas() == 3
+    run(hand_over.replace("kubectl apply", f"kubectl apply -n {namespace}").replace("replicas: 6", "replicas: 3"))
+    run(f"helm upgrade plait {example}")
+    assert replicas() == 3
+    run(f"helm upgrade plait {example} --set autoscaling.kind=none --set replicas=2 --force-conflicts")
+    assert replicas() == 2
 
 
 def too_many_gpus(container: dict[str, Any]) -> None:
