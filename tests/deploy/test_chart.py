@@ -229,6 +229,15 @@ def test_what_scales_names_the_workload_and_metrics_that_exist(name: str) -> Non
     assert all(f"`{metric.removesuffix('_bucket')}`" in known for metric in metrics)
 
 
+@pytest.mark.parametrize("name", ["replicas.yaml", "tensor-parallel.yaml"])
+def test_prometheus_knows_a_pod_by_its_name(name: str) -> None:
+    """A pod made anew has another address, and counters of another `instance` would begin as new ones."""
+    (endpoint,) = manifests(name)["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    rules = {rule["targetLabel"]: rule for rule in endpoint["relabelings"]}
+    assert rules["instance"]["sourceLabels"] == ["__meta_kubernetes_pod_name"]
+    assert rules["job"]["replacement"] == "plait/default/plait"
+
+
 def test_the_endpoint_picker_reads_gauges_that_exist_without_a_key() -> None:
     (pool,) = [name for name in EXAMPLES if "InferencePool" in manifests(name)]
     _, settings = read_command(container(pool)["args"])
