@@ -27,7 +27,7 @@ LAYOUTS = {"replicas": ("--dp", "2", *SPANNING), "spanning": SPANNING}
 END_SECONDS = 60.0
 """Far below the deadline of a load, on any machine."""
 LoseRank = Callable[[NodeNetwork, list[Server]], None]
-IS_STOPPED = r"error \(exit code 5\): node 1 \(\S+\): rank 1 was stopped \(SIGSTOP, or a debugger\) for 5 s"
+IS_STOPPED = r"error \(exit code 5\): node 1 \(\S+\): rank 1 was stopped \(SIGSTOP, or a debugger\) for 2 s"
 
 
 def first_rank(node: Server) -> psutil.Process:

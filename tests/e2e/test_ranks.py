@@ -83,7 +83,7 @@ def test_a_stopped_rank_is_lost_though_no_step_waits_for_it(rank: int, server: S
     workers = {rank_of(process): process for process in running.workers()}
     workers[rank].suspend()
     assert running.wait() == 5
-    assert f"rank {rank} was lost: worker {rank} was stopped (SIGSTOP, or a debugger) for 5 s" in running.last_line
+    assert f"rank {rank} was lost: worker {rank} was stopped (SIGSTOP, or a debugger) for 2 s" in running.last_line
     assert not workers[1 - rank].is_running()
 
 

@@ -210,12 +210,12 @@ def test_a_worker_that_stands_still_while_it_loads_ends_the_server_by_name(
     path = os.pathsep.join(filter(None, (str(STOPPED), os.environ.get("PYTHONPATH"))))
     monkeypatch.setenv("PYTHONPATH", path)
     words = ("-m", "plait.cli", "serve", str(check_models / "recall-gqa"), "--port", "0")
-    running = spawn_server(tmp_path / "log", *words, "--load-timeout-seconds", "3")
+    running = spawn_server(tmp_path / "log", *words, "--load-timeout-seconds", "1")
     try:
         assert running.wait() == 5
     finally:
         running.kill()
-    assert "rank 0 has not loaded the model 3 s after the start" in running.last_line
+    assert "rank 0 has not loaded the model 1 s after the start" in running.last_line
     assert "raise --load-timeout-seconds" in running.last_line
     assert orphans(workers_of(running.process.pid)) == []
 
@@ -228,7 +228,7 @@ def test_a_worker_that_is_stopped_while_it_loads_is_given_up_in_seconds(
     refused = server(check_models / "recall-gqa", "--tp", "2", "--threads", "1")
     assert not refused.url
     assert refused.wait() == 5
-    assert "worker 0 was stopped (SIGSTOP, or a debugger) for 5 s while it started" in refused.last_line
+    assert "worker 0 was stopped (SIGSTOP, or a debugger) for 2 s while it started" in refused.last_line
     assert orphans(workers_of(refused.process.pid)) == []
 
 

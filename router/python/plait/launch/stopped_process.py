@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-STOPPED_SECONDS = 5.0
+STOPPED_SECONDS = 2.0
 """A rank for which others wait is lost once it is stopped so long."""
 LOOK_SECONDS = 0.1
 """Between two looks."""
