@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from plait.plan.layout import Layout
 from plait.plan.model import PlannedModel, read_model
 from plait.plan.settings import PlanLoadSettings, PlanServerSettings
+from plait.plan.stored_form import with_fp8
 
 from plait_testing import budgets
 
@@ -18,6 +20,7 @@ RESULTS = budgets.ROOT / "tests" / "bench" / "results"
 SHAPES = budgets.ROOT / "router" / "sim" / "data" / "models"
 MODELS = {
     "qwen3-8b": SHAPES / "qwen3-8b.json",
+    "llama-3.1-70b": SHAPES / "llama-3.1-70b.json",
     "v2-lite": SHAPES / "deepseek-v2-lite.json",
     "recall-gqa": budgets.ROOT / "tests" / "models" / "recall-gqa",
     "recall-mla": budgets.ROOT / "tests" / "models" / "recall-mla",
@@ -32,8 +35,18 @@ def rows(name: str) -> list[dict[str, Any]]:
     return found
 
 
-def model_of(name: str, scratch: Path) -> tuple[PlannedModel, Path]:
-    return read_model(str(MODELS[name]), scratch)
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+"""Of the shape qwen3-8b-awq of model_shapes.py."""
+
+
+def model_of(name: str, scratch: Path) -> PlannedModel:
+    """A model by name; with `-fp8` as `--quantization fp8` loads it, with `-awq` from such files."""
+    base, is_awq, is_fp8 = name.removesuffix("-awq").removesuffix("-fp8"), name.endswith("-awq"), name.endswith("-fp8")
+    if is_awq:
+        config = json.loads(MODELS[base].read_bytes())
+        (scratch / f"{name}.json").write_text(json.dumps(config | {"quantization_config": AWQ}))
+    found = read_model(str(scratch / f"{name}.json" if is_awq else MODELS[base]), scratch)
+    return replace(found, storage=with_fp8(found.storage, "fp8" if is_fp8 else "auto"))
 
 
 def measured_rates() -> list[tuple[str, Layout, PlanLoadSettings, float]]:
@@ -44,6 +57,9 @@ def measured_rates() -> list[tuple[str, Layout, PlanLoadSettings, float]]:
         "gpu-qwen3-8b-tp2": ("qwen3-8b", 2),
         "gpu-v2-lite-tp2": ("v2-lite", 2),
         "gpu-replicas": ("qwen3-8b", 1),
+        "gpu-qwen3-8b-fp8": ("qwen3-8b-fp8", 1),
+        "gpu-v2-lite-fp8": ("v2-lite-fp8", 1),
+        "gpu-qwen3-8b-awq": ("qwen3-8b-awq", 1),
     }
     found = []
     for file, (model, tp) in files.items():

@@ -28,9 +28,9 @@ from plait_testing.measured_servers import MEASURED, measured_pages, measured_ra
 def rates(scratch: Path) -> Iterator[Row]:
     """Planned over measured output tokens/s."""
     for model, layout, load, rate in measured_rates():
-        shape, config = model_of(model, scratch)
+        shape = model_of(model, scratch)
         room = memory(shape, GPUS["h200"], layout, MEASURED)
-        planned = Expectations(shape, GPUS["h200"], config).at(layout, room, load).output_tokens_per_second
+        planned = Expectations(shape, GPUS["h200"], scratch).at(layout, room, load).output_tokens_per_second
         flags = f"--tp {layout.tp} --dp {layout.dp}{' --dp-attention' if layout.dp_attention else ''}"
         case = f"{model} {flags} {load.input_len}/{load.output_len} @ {load.streams}"
         yield Row(case=case, metric="planned_over_measured_rate", unit="ratio", value=planned / rate)
@@ -39,7 +39,7 @@ def rates(scratch: Path) -> Iterator[Row]:
 def pages(scratch: Path) -> Iterator[Row]:
     """Planned over measured KV pages."""
     for name, tp, server, num_pages in measured_pages():
-        shape, _ = model_of(name, scratch)
+        shape = model_of(name, scratch)
         planned = memory(shape, GPUS["h200"], Layout(tp, 1), server).num_pages
         yield Row(
             case=f"{name} --tp {tp}", metric="planned_over_measured_pages", unit="ratio", value=planned / num_pages

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-from plait_proto import ExitCode
 
-from plait.batch_sizes import MEMORY_FRACTION
-from plait.errors import DONE, SettingsError, StartError
+from plait.errors import DONE, SettingsError
+from plait.plan.choices import fitting, longest_context
 from plait.plan.gpus import GPUS, Gpu
-from plait.plan.layout import CONTEXT_BYTES, Layout, Memory, layouts, memory
+from plait.plan.layout import Layout, Memory
 from plait.plan.model import PlannedModel, read_model
 from plait.plan.rates import Expectations, Expected
+from plait.plan.serve_command import command_lines
 from plait.plan.settings import PlanSettings
+from plait.plan.stored_form import on_gpu, with_fp8
+from plait.plan.words import gb, held_as
 
 STREAMS = (1, 8, 64, 256, 1024)
 """Loads of the second table."""
@@ -26,11 +29,7 @@ def plan(model: str, settings: PlanSettings) -> int:
     """Print the plan; the exit code. Raises `StartError` if the model does not fit."""
     _check(settings)
     with tempfile.TemporaryDirectory(prefix="plait-") as scratch:
-        shape, config = read_model(model, Path(scratch))
-        gpu = GPUS[settings.machine.gpu]
-        expectations = Expectations(shape, gpu, config)
-        choices = _choices(shape, gpu, settings, expectations)
-        print("\n".join(_lines(model, shape, settings, choices, expectations)))
+        print("\n".join(_Plan(model, settings, Path(scratch)).lines()))
     return DONE
 
 
@@ -39,127 +38,105 @@ def _check(settings: PlanSettings) -> None:
         raise SettingsError(f"--page-size is {settings.server.page_size}; allowed: a power of two from 1 to 1024")
 
 
-def _choices(shape: PlannedModel, gpu: Gpu, settings: PlanSettings, expectations: Expectations) -> list[Choice]:
-    """Each layout that holds the load's request, with what it should reach."""
-    load, server = settings.load, settings.server
-    num_tokens, context = load.input_len + load.output_len, _context(shape, settings)
-    if num_tokens > context:
-        raise SettingsError(
-            f"--input-len and --output-len are {num_tokens} tokens, and the context has {context}; lower them"
+def _on(gpu: Gpu, shape: PlannedModel, quantization: str) -> PlannedModel:
+    """The model as this GPU holds it."""
+    asked = with_fp8(shape.storage, quantization)
+    return replace(shape, storage=on_gpu(asked, gpu.name, gpu.keeps_quantised, quantization))
+
+
+class _Plan:
+    def __init__(self, model: str, settings: PlanSettings, scratch: Path) -> None:
+        self._name, self._settings, self._load = model, settings, settings.load
+        self._gpu = GPUS[settings.machine.gpu]
+        self._shape = _on(self._gpu, read_model(model, scratch), settings.server.quantization)
+        self._context = longest_context(self._shape, settings)
+        self._expectations = Expectations(self._shape, self._gpu, scratch)
+        self._fitting = fitting(self._shape, self._gpu, settings)
+
+    def lines(self) -> Iterator[str]:
+        choices = [self._choice(*laid_out) for laid_out in self._fitting.laid_out]
+        best = max(choices, key=self._preference)
+        yield self._summary()
+        yield ""
+        yield from self._layout_table(choices, best)
+        yield from self._notes(choices)
+        yield ""
+        yield from self._expected_lines(best[0], best[1])
+        yield ""
+        yield from command_lines(self._name, self._settings, best[0], best[1], self._context)
+        sizes = best[1].sizes
+        yield f"It runs {sizes.max_seqs} requests at a time in a replica, {sizes.max_batch_tokens} tokens a step."
+
+    def _choice(self, layout: Layout, memory: Memory) -> Choice:
+        return layout, memory, self._expectations.at(layout, memory, self._load)
+
+    def _preference(self, choice: Choice) -> tuple[bool, float]:
+        """The rates know no network, so replicas inside a node come first."""
+        return not self._spans_nodes(choice[0]), choice[2].output_tokens_per_second
+
+    def _spans_nodes(self, layout: Layout) -> bool:
+        return layout.spans_nodes(self._settings.machine.gpus_per_node)
+
+    def _summary(self) -> str:
+        halves = 2 if self._settings.server.kv_cache_dtype == "fp8" else 1
+        return (
+            f"{self._settings.machine.gpus} {self._gpu.name} of {gb(self._gpu.memory_bytes)}; "
+            f"weights {gb(Layout(1, 1).weight_bytes(self._shape))} {held_as(self._shape.storage)}; "
+            f"KV of a token {self._shape.size.kv_bytes_per_token / halves / 1e3:,.1f} kB"
         )
-    rooms = [(layout, memory(shape, gpu, layout, server)) for layout in layouts(shape, settings.machine.gpus)]
-    fitting = [(layout, room) for layout, room in rooms if room.num_requests(num_tokens) >= 1]
-    if not fitting:
-        raise _too_large(shape, gpu, settings)
-    return [(layout, room, expectations.at(layout, room, load)) for layout, room in fitting]
 
+    def _layout_table(self, choices: list[Choice], best: Choice) -> Iterator[str]:
+        """Bytes of each GPU; tokens, requests and rates of all together."""
+        lengths = (self._load.num_tokens, self._context)
+        heads = ("weights", "a step", "KV", "KV tokens", *(f"of {length:,}" for length in lengths))
+        yield f"{'':<26}{'each GPU':>36}{'':>12}{'most requests':>24}{'tokens/s':>12}"
+        yield f"{'':<26}" + "".join(f"{head:>12}" for head in (*heads, f"at {self._load.streams:,}"))
+        for choice in choices:
+            mark = "* " if choice is best else "  "
+            yield f"{mark + (choice[0].flags or 'one GPU'):<26}" + "".join(
+                f"{cell:>12}" for cell in self._cells(choice)
+            )
 
-def _context(shape: PlannedModel, settings: PlanSettings) -> int:
-    return min(shape.context, settings.server.max_model_len or shape.context)
+    def _cells(self, choice: Choice) -> Iterator[str]:
+        layout, memory, expected = choice
+        yield from (gb(size) for size in (memory.weight_bytes, memory.step_bytes, memory.num_pages * memory.page_bytes))
+        yield f"{memory.kv_tokens * layout.dp:,}"
+        for length in (self._load.num_tokens, self._context):
+            yield f"{memory.num_requests(length) * layout.dp:,}"
+        yield f"{expected.output_tokens_per_second:,.0f}"
 
+    def _notes(self, choices: list[Choice]) -> Iterator[str]:
+        """What the table does not say of its layouts."""
+        given, used = self._settings.machine.gpus, self._fitting.num_gpus
+        if used < given:
+            yield f"No layout of all {given} GPUs fits, so these take {used}. {self._working_tp(given)}"
+        for layout in (choice[0] for choice in choices):
+            if widened := layout.widened(self._shape):
+                yield f"{layout.flags} cuts within groups that share a scale: {' and '.join(widened)} in 16 bits."
+            if self._spans_nodes(layout):
+                yield f"{layout.flags} computes across nodes; its rate is one without a network between them."
 
-def _too_large(shape: PlannedModel, gpu: Gpu, settings: PlanSettings) -> StartError:
-    usable = (gpu.memory_bytes - CONTEXT_BYTES) * (settings.server.memory_fraction or MEMORY_FRACTION)
-    return StartError(
-        f"the weights take {_gb(shape.size.weight_bytes)} in 16 bits, and {settings.machine.gpus} {gpu.name} have "
-        f"{_gb(usable * settings.machine.gpus)} for weights, steps and KV pages; no layout holds a request of "
-        f"{settings.load.input_len + settings.load.output_len:,} tokens: use more --gpus, a larger --gpu or a smaller "
-        "model",
-        ExitCode.HARDWARE,
-    )
+    def _working_tp(self, most: int) -> str:
+        working = ", ".join(str(tp) for tp in range(1, most + 1) if self._shape.divides(tp))
+        return f"Values of --tp that divide the model: {working}."
 
-
-def _lines(
-    model: str, shape: PlannedModel, settings: PlanSettings, choices: list[Choice], expectations: Expectations
-) -> Iterator[str]:
-    load, context, gpu = settings.load, _context(shape, settings), GPUS[settings.machine.gpu]
-    best = max(choices, key=lambda choice: choice[2].output_tokens_per_second)
-    layout, room, _ = best
-    first = expectations.first_token_seconds(layout, room, load)
-    yield _summary(shape, gpu, settings)
-    yield ""
-    yield from _layout_table(choices, best, settings, context)
-    yield ""
-    yield f"Expected of {layout.flags or 'one GPU'}, prompts of {load.input_len:,} and answers of {load.output_len:,}:"
-    yield from _load_table(layout, room, settings, expectations)
-    yield f"First token on an idle server: {first * 1e3:,.0f} ms, HTTP and tokenising left out. No prefix is cached."
-    yield f"Rates of the {gpu.name}: {gpu.source}."
-    yield ""
-    served = _served(model)
-    yield "Use:" if served is not None else f"Use, with the folder that has the weights of {model} for MODEL:"
-    yield "  " + _command(served or "MODEL", settings, layout, room, context)
-    yield f"It runs {room.sizes.max_seqs} requests at a time in a replica, {room.sizes.max_batch_tokens} tokens a step."
-
-
-def _summary(shape: PlannedModel, gpu: Gpu, settings: PlanSettings) -> str:
-    halves = 2 if settings.server.kv_cache_dtype == "fp8" else 1
-    return (
-        f"{settings.machine.gpus} {gpu.name} of {_gb(gpu.memory_bytes)}; "
-        f"weights {_gb(shape.size.weight_bytes)} in 16 bits; "
-        f"KV of a token {shape.size.kv_bytes_per_token / halves / 1e3:,.1f} kB"
-    )
-
-
-def _layout_table(choices: list[Choice], best: Choice, settings: PlanSettings, context: int) -> Iterator[str]:
-    """Bytes of each GPU; tokens, requests and rates of all together."""
-    load = settings.load
-    num_tokens = load.input_len + load.output_len
-    heads = ("weights", "a step", "KV", "KV tokens", f"of {num_tokens:,}", f"of {context:,}", f"at {load.streams:,}")
-    yield f"{'':<26}{'each GPU':>36}{'':>12}{'most requests':>24}{'tokens/s':>12}"
-    yield f"{'':<26}" + "".join(f"{head:>12}" for head in heads)
-    for choice in choices:
-        layout, room, expected = choice
-        cells = (
-            _gb(room.weight_bytes),
-            _gb(room.step_bytes),
-            _gb(room.num_pages * room.page_bytes),
-            f"{room.kv_tokens * layout.dp:,}",
-            f"{room.num_requests(num_tokens) * layout.dp:,}",
-            f"{room.num_requests(context) * layout.dp:,}",
-            f"{expected.output_tokens_per_second:,.0f}",
-        )
-        mark = "* " if choice is best else "  "
-        yield f"{mark + (layout.flags or 'one GPU'):<26}" + "".join(f"{cell:>12}" for cell in cells)
-
-
-def _load_table(layout: Layout, room: Memory, settings: PlanSettings, expectations: Expectations) -> Iterator[str]:
-    load = settings.load
-    most = room.num_requests(load.input_len + load.output_len) * layout.dp
-    yield f"{'streams':>10}{'output tokens/s':>18}{'ITL p50, ms':>14}{'ITL p99, ms':>14}"
-    for streams in (streams for streams in STREAMS if streams <= most):
-        expected = expectations.at(layout, room, msgspec.structs.replace(load, streams=streams))
+    def _expected_lines(self, layout: Layout, memory: Memory) -> Iterator[str]:
+        load, gpu = self._load, self._gpu
+        first = self._expectations.first_token_seconds(layout, memory, load)
+        lengths = f"prompts of {load.input_len:,} and answers of {load.output_len:,}"
+        yield f"Expected of {layout.flags or 'one GPU'}, {lengths}:"
+        yield from self._load_table(layout, memory)
         yield (
-            f"{streams:>10,}{expected.output_tokens_per_second:>18,.0f}"
-            f"{expected.itl_p50 * 1e3:>14.1f}{expected.itl_p99 * 1e3:>14.1f}"
+            f"First token on an idle server: {first * 1e3:,.0f} ms, HTTP and tokenising left out. No prefix is cached."
         )
+        yield f"Rates of the {gpu.name}: {gpu.source}."
 
-
-def _served(model: str) -> str | None:
-    """What `plait serve` takes for `model`; None if it is a file without weights beside it."""
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return model
-    has_weights = path.name == "config.json" and any(path.parent.glob("*.safetensors"))
-    return str(path.parent) if has_weights else None
-
-
-def _command(model: str, settings: PlanSettings, layout: Layout, room: Memory, context: int) -> str:
-    """With the longest context that the pool holds, if the model's does not fit."""
-    server = settings.server
-    words = ["plait serve", model] + [layout.flags] * bool(layout.flags)
-    longest = min(context, room.kv_tokens)
-    if server.max_model_len is not None or longest < context:
-        words.append(f"--max-model-len {longest}")
-    if server.kv_cache_dtype != "auto":
-        words.append(f"--kv-cache-dtype {server.kv_cache_dtype}")
-    given = {
-        "--memory-fraction": server.memory_fraction,
-        "--max-seqs": server.max_seqs,
-        "--max-batch-tokens": server.max_batch_tokens,
-    }
-    words += [f"{flag} {value:g}" for flag, value in given.items() if value is not None]
-    return " ".join(words)
-
-
-def _gb(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:,.1f} GB"
+    def _load_table(self, layout: Layout, memory: Memory) -> Iterator[str]:
+        most = memory.num_requests(self._load.num_tokens) * layout.dp
+        yield f"{'streams':>10}{'output tokens/s':>18}{'ITL p50, ms':>14}{'ITL p99, ms':>14}"
+        for streams in (streams for streams in STREAMS if streams <= most):
+            expected = self._expectations.at(layout, memory, msgspec.structs.replace(self._load, streams=streams))
+            yield (
+                f"{streams:>10,}{expected.output_tokens_per_second:>18,.0f}"
+                f"{expected.itl_p50 * 1e3:>14.1f}{expected.itl_p99 * 1e3:>14.1f}"
+            )

@@ -30,21 +30,56 @@ class Gpu:
     source: str
     """Where the rates come from."""
 
-    def rates(self, has_experts: bool) -> dict[str, object]:
+    keeps_quantised: bool = True
+    """Whether our FP8 and 4-bit kernels run on it: they are Hopper's."""
+
+    def flops(self, has_experts: bool) -> float:
+        """FLOP/s of a model's bfloat16 GEMMs."""
+        return self.gemm_flops * (GROUPED_GEMM_SHARE if has_experts else 1)
+
+    def rates(self, gemm_flops: float, link_bytes: float) -> dict[str, object]:
         """As `plait simulate --hardware FILE` reads them."""
-        gemm = self.gemm_flops * (GROUPED_GEMM_SHARE if has_experts else 1)
         return {
             "name": self.name,
             "source": self.source,
-            "flops_per_second": {"bfloat16": gemm, "float8": gemm},
+            "flops_per_second": {"bfloat16": gemm_flops, "float8": gemm_flops},
             "attention_flops_per_second": self.attention_flops,
             "bytes_per_second": self.copy_bytes,
             "memory_bytes": _UNLIMITED,
             "step_overhead_seconds": STEP_OVERHEAD_SECONDS,
             "link_latency_seconds": LINK_LATENCY_SECONDS,
-            "link_bytes_per_second": self.link_bytes,
+            "link_bytes_per_second": link_bytes,
         }
 
+
+@dataclass(frozen=True, slots=True)
+class GemmShares:
+    """Of bfloat16's rates that GEMMs with quantised weights reach."""
+
+    reading: float = 1.0
+    """Of bytes/s."""
+    flops: float = 1.0
+    """Of FLOP/s."""
+    few_rows_flops: float | None = None
+    """Of FLOP/s up to `FEW_ROWS`; None: as with more."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormShares:
+    """Of one form of weights."""
+
+    dense: GemmShares = GemmShares()
+    experts: GemmShares = GemmShares()
+
+
+FEW_ROWS = 512
+"""Up to some hundred rows 4-bit codes are de-quantised inside the GEMM, for each tile of rows again."""
+_INT4 = FormShares(GemmShares(0.7, 0.87, 0.6), GemmShares(0.55, 0.85))
+# Dense FP8 and 4 bits, and experts of FP8, are fitted to 13 loads of Qwen3-8B and V2-Lite on one H200. Experts of 4
+# bits are as their GEMMs alone (tests/bench/results/gpu-int4-gemms.json).
+FORM_SHARES: Mapping[str, FormShares] = MappingProxyType(
+    {"FP8": FormShares(GemmShares(1.0, 1.65), GemmShares(0.75, 1.0)), "INT4": _INT4, "MXFP4": _INT4}
+)
 
 STEP_OVERHEAD_SECONDS = 0.001
 """Of a step, beside reading and computing: launches, norms, sampling."""
@@ -55,7 +90,9 @@ LINK_LATENCY_SECONDS = 4e-6
 _H200 = Gpu("H200", 143_771 << 20, 640e12, 400e12, 3.9e12, 1.5e11, "fitted to measured servers")
 
 
-def _scaled(name: str, memory_mib: int, flops: float, bandwidth: float, link: float) -> Gpu:
+def _scaled(
+    name: str, memory_mib: int, flops: float, bandwidth: float, link: float, *, keeps_quantised: bool = True
+) -> Gpu:
     """The H200's rates times these ratios of the GPUs' data sheets."""
     return Gpu(
         name,
@@ -65,6 +102,7 @@ def _scaled(name: str, memory_mib: int, flops: float, bandwidth: float, link: fl
         _H200.copy_bytes * bandwidth,
         _H200.link_bytes * link,
         "the H200's, scaled by the data sheets; never measured",
+        keeps_quantised,
     )
 
 
@@ -72,6 +110,6 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
     {
         "h100": _scaled("H100", 81_559, 1.0, 3.35 / 4.8, 1.0),
         "h200": _H200,
-        "b200": _scaled("B200", 183_359, 2.25 / 0.99, 8.0 / 4.8, 2.0),
+        "b200": _scaled("B200", 183_359, 2.25 / 0.99, 8.0 / 4.8, 2.0, keeps_quantised=False),
     }
 )

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from plait.batch_sizes import ACTIVATION_BYTES, MEMORY_FRACTION, BatchSizes, gpu_sizes, kv_copies
+from plait.errors import SettingsError
+from plait.nodes.layout import Layout as NodeLayout
+from plait.nodes.layout import plan_layout
 from plait.plan.gpus import Gpu
 from plait.plan.model import PlannedModel
+from plait.plan.parts import EXPERTS, HeldPart, Part, hold, parts_of
 from plait.plan.settings import PlanServerSettings
 
 CONTEXT_BYTES = 1_100_000_000
@@ -32,12 +36,47 @@ class Layout:
         words = [f"--tp {self.tp}"] * (self.tp > 1) + [f"--dp {self.dp}"] * (self.dp > 1)
         return " ".join(words + ["--dp-attention"] * self.dp_attention)
 
+    def on_nodes(self, gpus_per_node: int) -> NodeLayout | None:
+        """As `plait launch` lays it out on the fewest nodes; None if it does not."""
+        num_gpus = self.tp * self.dp
+        try:
+            return plan_layout(
+                num_nodes=-(-num_gpus // gpus_per_node),
+                tp=self.tp,
+                dp=self.dp,
+                dp_attention=self.dp_attention,
+                gpus_per_node=gpus_per_node,
+            )
+        except SettingsError:
+            return None
+
+    def spans_nodes(self, gpus_per_node: int) -> bool:
+        """Whether a replica computes across the network."""
+        nodes = self.on_nodes(gpus_per_node)
+        return nodes is not None and nodes.computes_across_nodes
+
+    def held(self, model: PlannedModel) -> tuple[HeldPart, ...]:
+        """The model's matrices, as these ranks hold them."""
+        return hold(parts_of(model), model.storage.form, self._ranks_of)
+
     def weight_bytes(self, model: PlannedModel) -> float:
         """Of one rank."""
-        if not self.dp_attention:
-            return model.size.weight_bytes / self.tp
-        copied = model.size.weight_bytes - model.expert_bytes
-        return copied / self.tp + model.expert_bytes / (self.tp * self.dp)
+        shares = self.tp * self.dp
+        return sum(held.num_bytes / (shares if self._is_shared(held.part) else self.tp) for held in self.held(model))
+
+    def widened(self, model: PlannedModel) -> list[str]:
+        """Parts that fewer ranks would hold quantised, or more of them."""
+        whole = Layout(1, 1).held(model)
+        pairs = zip(whole, self.held(model), strict=True)
+        return list(dict.fromkeys(own.part.name for one, own in pairs if own.quantised < one.quantised))
+
+    def _is_shared(self, part: Part) -> bool:
+        """Whether all replicas hold it together."""
+        return self.dp_attention and part.name == EXPERTS
+
+    def _ranks_of(self, part: Part) -> int:
+        """That divide each of its matrices."""
+        return 1 if self._is_shared(part) else self.tp
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +101,15 @@ class Memory:
         return self.num_pages // -(-num_tokens // self.page_size)
 
 
-def layouts(model: PlannedModel, num_gpus: int) -> Iterator[Layout]:
-    """All that use every GPU."""
+def layouts(model: PlannedModel, num_gpus: int, gpus_per_node: int) -> Iterator[Layout]:
+    """All that use every GPU, on as few nodes as have so many."""
     for tp in (ranks for ranks in range(1, num_gpus + 1) if num_gpus % ranks == 0):
-        if model.divides(tp):
-            yield Layout(tp, num_gpus // tp)
-    if model.is_mla and 1 < num_gpus <= model.num_experts:
-        yield Layout(1, num_gpus, dp_attention=True)
+        layout = Layout(tp, num_gpus // tp)
+        if model.divides(tp) and layout.on_nodes(gpus_per_node) is not None:
+            yield layout
+    shared = Layout(1, num_gpus, dp_attention=True)
+    if model.is_mla and 1 < num_gpus <= model.num_experts and shared.on_nodes(gpus_per_node) is not None:
+        yield shared
 
 
 def memory(model: PlannedModel, gpu: Gpu, layout: Layout, server: PlanServerSettings) -> Memory:

@@ -4,32 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from plait_proto import UNDECODABLE, family_of
+from msgspec import Meta
+from plait_proto import FAMILIES, UNDECODABLE, Family, family_of
 
 from plait._router import model_size
 from plait.batch_sizes import ModelSize, kv_copies
 from plait.errors import ModelNotFoundError, SettingsError
-
-_BYTES = 2
-"""Of a parameter in the worker's memory: it de-quantises FP8 checkpoints."""
+from plait.plan.stored_form import Storage, read_storage
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A model's shape, as the worker loads it in 16 bits."""
+    """A model's shape, and what its files hold."""
 
     config: dict[str, Any]
     size: ModelSize
+    """With 16 bits an element."""
     context: int
     """Longest prompt plus output, in tokens."""
+    family: Family
+    dense_layers: frozenset[int]
+    """Layers without experts."""
+    storage: Storage
 
     @property
     def is_mla(self) -> bool:
         """Whether each rank holds the whole KV cache of a token."""
-        return self.config.get("kv_lora_rank") is not None
+        return self.family.uses_mla
 
     @property
     def num_experts(self) -> int:
@@ -38,11 +42,19 @@ class PlannedModel:
         return next((int(self.config[name]) for name in names if self.config.get(name)), 0)
 
     @property
-    def expert_bytes(self) -> float:
-        """Of all routed experts."""
-        sparse = self.config["num_hidden_layers"] - self.config.get("first_k_dense_replace", 0)
-        width = self.config.get("moe_intermediate_size", 0)
-        return float(_BYTES * 3 * sparse * self.num_experts * self.config["hidden_size"] * width)
+    def num_layers(self) -> int:
+        """All of them."""
+        return int(self.config["num_hidden_layers"])
+
+    @property
+    def moe_module(self) -> str:
+        """Name of a layer's mixture of experts."""
+        return "block_sparse_moe" if self.family.name == "minimax_m2" else "mlp"
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a query head of GQA."""
+        return int(self.config.get("head_dim") or self.config["hidden_size"] // self.heads[0])
 
     @property
     def heads(self) -> tuple[int, int]:
@@ -54,8 +66,7 @@ class PlannedModel:
         """Whether `--tp` may have this value; the worker says why not."""
         if num_ranks > self.heads[0] or (self.is_mla and self.heads[0] % num_ranks):
             return False
-        has_dense_layers = not self.num_experts or self.config.get("first_k_dense_replace", 0) > 0
-        names = ["intermediate_size"] * has_dense_layers + ["moe_intermediate_size"] * (self.num_experts > 0)
+        names = ["intermediate_size"] * bool(self.dense_layers) + ["moe_intermediate_size"] * (self.num_experts > 0)
         return all(self.config[name] % num_ranks == 0 for name in names)
 
     def kv_bytes_of_rank(self, num_ranks: int) -> float:
@@ -63,8 +74,8 @@ class PlannedModel:
         return self.size.kv_bytes_per_token * kv_copies(self.config, num_ranks) / num_ranks
 
 
-def read_model(model: str, scratch: Path) -> tuple[PlannedModel, Path]:
-    """The shape of a folder or a `config.json`, and the file in `scratch` by which the simulator reads it.
+def read_model(model: str, scratch: Path) -> PlannedModel:
+    """The shape of a folder or a `config.json`; a copy for the simulator is written into `scratch`.
 
     Raises `ModelNotFoundError`, and `SettingsError` for a model that no GPU runs.
     """
@@ -77,29 +88,62 @@ def read_model(model: str, scratch: Path) -> tuple[PlannedModel, Path]:
         )
     copy = scratch / "config.json"
     try:
-        config = _as_loaded(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
-        _check_runs_on_gpus(config)
+        stated = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        found, storage = _check_family(stated, path), read_storage(stated, str(path))
+        dense = _dense_layers(stated)
+        config = _as_loaded(stated, len(dense))
         copy.write_bytes(msgspec.json.encode(config))
         size = msgspec.json.decode(model_size(str(copy)), type=ModelSize)
     except (ValueError, OSError, *UNDECODABLE) as error:
         reason = str(error).removeprefix(f"{copy}: ")
         raise ModelNotFoundError(f"{path} does not describe a model that Plait knows: {reason}") from error
-    return PlannedModel(config, size, config["max_position_embeddings"]), copy
+    return PlannedModel(config, size, config["max_position_embeddings"], found, dense, storage)
 
 
-def _check_runs_on_gpus(config: dict[str, Any]) -> None:
-    match config.get("architectures"):
-        case [str(architecture), *_] if (family := family_of(architecture)) is not None:
-            if any(layer.attention == "compressed" for layer in family.layers):
-                raise SettingsError(
-                    f"{architecture} has no GPU kernels in this version, so there is nothing to plan; "
-                    "`plait serve` runs it with --device cpu"
-                )
+def _check_family(config: dict[str, Any], path: Path) -> Family:
+    """The model's; raises as serve does, and for one that no GPU runs."""
+    named = msgspec.convert(config.get("architectures") or ["none"], type=list[str])
+    found = family_of(named[0])
+    if found is None:
+        served = ", ".join(name for each in FAMILIES for name in each.architectures)
+        raise ModelNotFoundError(f"{path}: the architecture `{named[0]}` is not served; these are: {served}")
+    if any(layer.attention == "compressed" for layer in found.layers):
+        raise SettingsError(
+            f"{named[0]} has no GPU kernels in this version, so there is nothing to plan; "
+            "`plait serve` runs it with --device cpu"
+        )
+    return found
 
 
-def _as_loaded(config: dict[str, Any]) -> dict[str, Any]:
-    """With weights of 16 bits; MiniMax-M2 calls the experts' width `intermediate_size`."""
+class _MoeLayers(msgspec.Struct, frozen=True):
+    """Fields that say which layers have experts; a null counts as absent."""
+
+    num_hidden_layers: Annotated[int, Meta(ge=1, le=1024)]
+    n_routed_experts: int | None = None
+    num_experts: int | None = None
+    num_local_experts: int | None = None
+    first_k_dense_replace: int | None = None
+    moe_layer_freq: int | None = None
+    mlp_only_layers: list[int] | None = None
+    decoder_sparse_step: int | None = None
+
+    def is_dense(self, layer: int) -> bool:
+        """DeepSeek's fields, and Qwen3-MoE's."""
+        if not (self.n_routed_experts or self.num_experts or self.num_local_experts):
+            return True
+        if layer < (self.first_k_dense_replace or 0) or layer in (self.mlp_only_layers or ()):
+            return True
+        return bool(layer % (self.moe_layer_freq or 1) or (layer + 1) % (self.decoder_sparse_step or 1))
+
+
+def _dense_layers(config: dict[str, Any]) -> frozenset[int]:
+    stated = msgspec.convert(config, type=_MoeLayers)
+    return frozenset(layer for layer in range(stated.num_hidden_layers) if stated.is_dense(layer))
+
+
+def _as_loaded(config: dict[str, Any], num_dense: int) -> dict[str, Any]:
+    """As the simulator reads it: in 16 bits, dense layers first, and MiniMax-M2's experts under the usual name."""
     config = {name: value for name, value in config.items() if name != "quantization_config"}
     if config.get("num_local_experts") and "moe_intermediate_size" not in config:
         config["moe_intermediate_size"] = config.get("intermediate_size")
-    return config
+    return config | {"first_k_dense_replace": num_dense}

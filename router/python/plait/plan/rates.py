@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -12,6 +13,7 @@ from plait.plan.gpus import Gpu
 from plait.plan.layout import Layout, Memory
 from plait.plan.model import PlannedModel
 from plait.plan.settings import PlanLoadSettings
+from plait.plan.simulated import SimulatedModel
 from plait.settings import PageSettings, SchedulerSettings
 from plait.simulate.report import Report, Summary
 from plait.simulate.settings import ClusterSettings, LoadSettings, SimulateSettings, simulator_settings
@@ -35,18 +37,16 @@ class Expected:
 class Expectations:
     """What a model on one kind of GPU should reach."""
 
-    def __init__(self, model: PlannedModel, gpu: Gpu, config: Path) -> None:
-        """`config` is the model's file; the rates are written beside it."""
-        self._config = config
-        self._hardware = config.with_name("gpu.json")
-        self._hardware.write_bytes(msgspec.json.encode(gpu.rates(model.num_experts > 0)))
+    def __init__(self, model: PlannedModel, gpu: Gpu, scratch: Path) -> None:
+        """What the simulator reads is written into `scratch`."""
+        self._model, self._gpu, self._scratch = model, gpu, scratch
 
     def at(self, layout: Layout, memory: Memory, load: PlanLoadSettings) -> Expected:
         """So many streams in a closed loop, divided among the replicas."""
         if not layout.dp_attention:
             layout = Layout(layout.tp, min(layout.dp, load.streams))
         running = min(-(-load.streams // layout.dp), memory.sizes.max_seqs)
-        summary = self._run(layout, memory, load, running, _TURNS * max(running * layout.dp, load.streams))
+        summary = self._run(layout, memory, load, running, _TURNS * running * layout.dp)
         # Replicas run equally many; of streams that do not divide evenly, some slots stay empty.
         used = min(1.0, load.streams / (running * layout.dp))
         rate = summary.output_tokens_per_second * used
@@ -58,6 +58,7 @@ class Expectations:
         return self._run(alone, memory, load, 1, 1).ttft_seconds.p50
 
     def _run(self, layout: Layout, memory: Memory, load: PlanLoadSettings, running: int, num_prompts: int) -> Summary:
+        simulated = SimulatedModel(self._model, self._gpu, layout.held(self._model), running)
         settings = SimulateSettings(
             load=LoadSettings(
                 rate=_AT_ONCE, num_prompts=num_prompts, input_len=load.input_len, output_len=load.output_len
@@ -66,8 +67,8 @@ class Expectations:
                 replicas=layout.dp,
                 tp=layout.tp,
                 dp_attention=layout.dp_attention,
-                hardware=str(self._hardware),
-                model=str(self._config),
+                hardware=self._written("gpu.json", simulated.rates()),
+                model=self._written("model.json", simulated.config()),
                 max_model_len=load.input_len + load.output_len,
                 threads=1,
             ),
@@ -83,3 +84,8 @@ class Expectations:
         )
         simulation = Simulation(msgspec.json.encode(simulator_settings(settings)))
         return msgspec.json.decode(simulation.run(lambda _: None), type=Report).summary
+
+    def _written(self, name: str, content: dict[str, Any]) -> str:
+        path = self._scratch / name
+        path.write_bytes(msgspec.json.encode(content))
+        return str(path)

@@ -11,7 +11,8 @@ from plait.setting import Setting
 from plait.settings import PAGE_SIZE, ContextLength, Fraction, PageSize, SlotCount, TokenLimit
 
 GpuName = Literal["h100", "h200", "b200"]
-GpuCount = Annotated[int, Meta(ge=1, le=64)]
+MAX_GPUS = 64
+GpuCount = Annotated[int, Meta(ge=1, le=MAX_GPUS)]
 Length = Annotated[int, Meta(ge=1, le=16_777_216)]
 StreamCount = Annotated[int, Meta(ge=1, le=65_536)]
 
@@ -19,8 +20,9 @@ StreamCount = Annotated[int, Meta(ge=1, le=65_536)]
 class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs."""
 
-    gpus: Annotated[GpuCount, Setting("GPUs of one machine")] = 1
+    gpus: Annotated[GpuCount, Setting("GPUs of all nodes")] = 1
     gpu: Annotated[GpuName, Setting("kind of GPU")] = "h200"
+    gpus_per_node: Annotated[GpuCount, Setting("GPUs of a node; more take several, by `plait launch`")] = 8
 
 
 class PlanLoadSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +32,11 @@ class PlanLoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     output_len: Annotated[Length, Setting("output tokens of each request")] = 128
     streams: Annotated[StreamCount, Setting("requests under way at a time, by which layouts are compared")] = 256
 
+    @property
+    def num_tokens(self) -> int:
+        """Of a request."""
+        return self.input_len + self.output_len
+
 
 class PlanServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Server."""
@@ -38,6 +45,9 @@ class PlanServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         ContextLength | None,
         Setting("longest prompt plus output, in tokens", ("--context-length",), unset="the model's context"),
     ] = None
+    quantization: Annotated[
+        Literal["auto", "fp8"], Setting("auto takes the weights as the files have them; fp8 makes 16-bit ones FP8")
+    ] = "auto"
     kv_cache_dtype: Annotated[
         Literal["auto", "fp8"], Setting("type of the KV cache; rates are those of auto", ("--kv-dtype",))
     ] = "auto"
