@@ -91,10 +91,10 @@ def test_quantities_are_compared_as_kubernetes_reads_them(shm: object, memory: o
         ({"podLabels": {"helm.sh/chart": "x"}}, "podLabels has helm.sh/chart"),
         ({"monitoring": {"labels": {"helm.sh/chart": "x"}}}, "monitoring.labels has helm.sh/chart"),
         ({"rdma": {"resource": "nvidia.com/gpu"}}, "rdma.resource and gpu.resource are both nvidia.com/gpu"),
-        ({"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}, "env has A, which is set already"),
+        ({"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}, "env has A twice; leave one out"),
         (
             {"model": {"hub": "o/n", "hubTokenSecret": "t"}, "env": [{"name": "HF_TOKEN", "value": "x"}]},
-            "env has HF_TOKEN, which is set already by model.hubTokenSecret",
+            "env has HF_TOKEN, which model.hubTokenSecret sets",
         ),
         (
             {"model": {"claim": "c", "hubTokenSecret": "t"}},

@@ -3,6 +3,7 @@
 {{- include "plait.checkModel" . -}}
 {{- include "plait.checkArgs" . -}}
 {{- include "plait.checkNames" . -}}
+{{- include "plait.checkEnv" . -}}
 {{- include "plait.checkParallel" . -}}
 {{- include "plait.checkKeys" . -}}
 {{- include "plait.checkRestart" . -}}
@@ -58,12 +59,18 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $variables := ternary (list "HF_TOKEN") list (ne $v.model.hubTokenSecret "") -}}
-{{- range $v.env -}}
-{{- if has .name $variables -}}
-{{- fail (printf "env has %s, which is set already%s; leave one out" .name (ternary " by model.hubTokenSecret" "" (and (eq .name "HF_TOKEN") (ne $v.model.hubTokenSecret "")))) -}}
 {{- end -}}
-{{- $variables = append $variables .name -}}
+
+{{- define "plait.checkEnv" -}}
+{{- $names := list -}}
+{{- range .Values.env -}}
+{{- if has .name $names -}}
+{{- fail (printf "env has %s twice; leave one out" .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- if and .Values.model.hubTokenSecret (has "HF_TOKEN" $names) -}}
+{{- fail "env has HF_TOKEN, which model.hubTokenSecret sets; leave one out" -}}
 {{- end -}}
 {{- end -}}
 
