@@ -170,11 +170,13 @@ def test_experts_whose_blocks_ranks_would_cut_are_held_in_16_bits(
     assert "--tp 8 cuts within groups that share a scale: experts in 16 bits." in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("quantization", ["auto", "fp8"])
 @pytest.mark.parametrize(("gpu", "low", "high", "said"), [("h200", 229, 232, "FP8"), ("b200", 456, 460, "upcast")])
 def test_fp8_files_stay_so_on_hopper_and_are_upcast_on_blackwell(
-    gpu: str, low: float, high: float, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    gpu: str, low: float, high: float, said: str, quantization: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(["plan", str(written(MINIMAX, tmp_path)), "--gpus", "8", "--gpu", gpu]) == 0
+    words = ["--gpus", "8", "--gpu", gpu, "--quantization", quantization]
+    assert cli.run(["plan", str(written(MINIMAX, tmp_path)), *words]) == 0
     summary = capsys.readouterr().out.splitlines()[0]
     weights = re.search(r"weights ([\d.]+) GB", summary)
     assert weights is not None

@@ -17,7 +17,7 @@ from plait.plan.model import PlannedModel, read_model
 from plait.plan.rates import Expectations, Expected
 from plait.plan.serve_command import command_lines
 from plait.plan.settings import PlanSettings
-from plait.plan.stored_form import on_gpu, with_fp8
+from plait.plan.stored_form import on_gpu
 from plait.plan.words import gb, held_as
 
 STREAMS = (1, 8, 64, 256, 1024)
@@ -40,8 +40,7 @@ def _check(settings: PlanSettings) -> None:
 
 def _on(gpu: Gpu, shape: PlannedModel, quantization: str) -> PlannedModel:
     """The model as this GPU holds it."""
-    asked = with_fp8(shape.storage, quantization)
-    return replace(shape, storage=on_gpu(asked, gpu.name, gpu.keeps_quantised, quantization))
+    return replace(shape, storage=on_gpu(shape.storage, gpu.name, gpu.keeps_quantised, quantization))
 
 
 class _Plan:

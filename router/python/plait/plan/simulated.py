@@ -15,7 +15,9 @@ from plait.plan.model import PlannedModel
 from plait.plan.parts import ATTENTION, DENSE_BYTES, EXPERTS, MLP, SHARED, HeldPart
 
 _LEAST_HIDDEN = 1 / 16
-"""Of the model's hidden size: the simulator allows no vocabulary of any size."""
+"""Of the model's hidden size, so that no other size grows beyond `_MOST`."""
+_MOST = 1 << 24
+"""Of any size, for the simulator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,8 @@ class SimulatedModel:
             "intermediate_size": self._width(self._work[MLP], len(model.dense_layers)),
             "moe_intermediate_size": self._width(self._work[SHARED] + self._work[EXPERTS], stacked),
         }
-        sizes = {"hidden_size": self._hidden, "head_dim": model.head_dim, "vocab_size": self._vocab()}
-        return config | sizes | {name: width for name, width in widths.items() if width}
+        sizes = {"hidden_size": self._hidden, "head_dim": model.head_dim, "vocab_size": self._vocab()} | widths
+        return config | {name: min(size, _MOST) for name, size in sizes.items() if size}
 
     def _work_of_parts(self, held: Iterable[HeldPart], name: str) -> Work:
         form = self._model.storage.form
@@ -87,8 +89,10 @@ class SimulatedModel:
         return min(self._num_rows, FEW_ROWS) * self._gpu.copy_bytes / self._flops
 
     def _of_token(self, name: str) -> Work:
-        chosen = self._model.config.get("num_experts_per_tok") or 0
-        return self._work[name].times(chosen / self._model.num_experts if name == EXPERTS and chosen else 1.0)
+        num_experts = self._model.num_experts
+        if name != EXPERTS or not num_experts:
+            return self._work[name]
+        return self._work[name].times(self._model.config["num_experts_per_tok"] / num_experts)
 
     def _hidden_size(self) -> int:
         """With which attention takes as long to read; MLA has matrices that do not grow with it."""
@@ -96,7 +100,7 @@ class SimulatedModel:
         growing = model.num_layers * _attention_width(model)
         fixed = self._num_attention - growing * hidden
         found = (self._work[ATTENTION].num_read - fixed) / growing
-        return round(max(found, hidden * _LEAST_HIDDEN, 1))
+        return min(_MOST, round(max(found, hidden * _LEAST_HIDDEN, 1)))
 
     def _width(self, work: Work, num_mlps: int) -> int:
         return round(work.num_read / (3 * self._hidden * num_mlps)) if num_mlps else 0

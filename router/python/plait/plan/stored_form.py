@@ -106,15 +106,16 @@ def with_fp8(storage: Storage, quantization: str) -> Storage:
 
 
 def on_gpu(storage: Storage, gpu: str, keeps_quantised: bool, quantization: str) -> Storage:
-    """On this kind of GPU; raises `SettingsError` if `--quantization` asks it for more."""
-    if storage.form is None or keeps_quantised:
-        return storage
-    if quantization == "fp8":
+    """On this kind of GPU, after `--quantization`; raises `SettingsError` as serve does."""
+    asked = with_fp8(storage, quantization)
+    if asked.form is None or keeps_quantised:
+        return asked
+    if asked != storage:
         raise SettingsError(
             f"--quantization fp8 cannot hold weights in FP8 on a {gpu}: their kernels are for compute capability 9.0; "
             "leave it out"
         )
-    return Storage(None, f"{storage.form.title} weights are upcast: their kernels are for compute capability 9.0")
+    return Storage(None, f"{asked.form.title} weights are upcast: their kernels are for compute capability 9.0")
 
 
 def _storage(scheme: Scheme, ignored: tuple[str, ...]) -> Storage:
@@ -150,5 +151,5 @@ def _names(pattern: str, module: str) -> bool:
 def _matches(expression: str, module: str) -> bool:
     try:
         return re.match(expression, module) is not None
-    except re.error:
+    except (re.error, OverflowError, RecursionError):
         return False
