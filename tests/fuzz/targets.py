@@ -27,7 +27,10 @@ from plait.launch.hash_key import cache_secrets
 from plait.nodes import messages
 from plait.nodes.facts import read_model_files
 from plait.nodes.key_files import read_keys
+from plait.plan.gpus import GPUS
+from plait.plan.layout import layouts
 from plait.plan.model import read_model
+from plait.plan.simulated import SimulatedModel
 from plait.restarts import RestartBudget
 from plait.settings import ServeSettings
 from plait_proto import UNDECODABLE, Malformed, decode, encode
@@ -228,7 +231,10 @@ def _node_keys(raw: bytes) -> None:
 
 def _plan(path: Path) -> None:
     (_folder() / "scratch").mkdir(exist_ok=True)
-    read_model(str(path), _folder() / "scratch")
+    model = read_model(str(path), _folder() / "scratch")
+    for layout in layouts(model, 8, 8):
+        layout.weight_bytes(model)
+        SimulatedModel(model, GPUS["h200"], layout.held(model), 64).config()
 
 
 def _prompts(path: Path) -> None:
