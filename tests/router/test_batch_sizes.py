@@ -2,12 +2,21 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
-from plait.batch_sizes import BATCH_TOKENS, MAX_SEQS, MIN_SEQS, ModelSize, gpu_sizes, kv_copies, with_batch_sizes
-from plait.settings import DeviceSettings, PageSettings, ProcessSettings, SchedulerSettings, ServeSettings
+from plait.batch_sizes import with_batch_sizes
+from plait.gpu_sizes import BATCH_TOKENS, MAX_SEQS, MIN_SEQS, ModelSize, gpu_sizes, kv_copies
+from plait.settings import (
+    DeviceSettings,
+    ModelSettings,
+    PageSettings,
+    ProcessSettings,
+    SchedulerSettings,
+    ServeSettings,
+)
 
 SHAPES = Path(__file__).parents[2] / "router" / "sim" / "data" / "models"
 H200, H100, L4 = 150_754_820_096, 85_520_809_984, 24_152_899_584
@@ -37,6 +46,26 @@ def test_a_gpu_gets_what_its_memory_holds_and_its_cores_compute_in_time(
     assert (settings.scheduler.max_seqs, settings.scheduler.max_batch_tokens) == (max_seqs, max_batch_tokens)
     assert "tokens of KV cache" in reason
     assert "GFLOP" in reason
+
+
+def test_quantised_weights_leave_room_for_more_requests_where_gpus_hold_them_so(tmp_path: Path) -> None:
+    eight = msgspec.structs.replace(ON_GPU, process=ProcessSettings(tp=8))
+    sizes = [
+        with_batch_sizes(eight, folder("deepseek-v3", tmp_path), lambda: H200, partial(bool, keeps))[0]
+        for keeps in (True, False)
+    ]
+    assert sizes[0].scheduler.max_seqs == 1024
+    assert sizes[1].scheduler.max_seqs == MIN_SEQS
+
+
+@pytest.mark.parametrize(("model", "keeps"), [({"quantization": "fp8"}, True), ({"dtype": "bfloat16"}, False)])
+def test_weights_have_the_size_that_the_settings_give_them(model: dict[str, str], keeps: bool, tmp_path: Path) -> None:
+    stored = {"quantization_config": {"quant_method": "fp8"}} if "dtype" in model else {}
+    (tmp_path / "config.json").write_text(json.dumps(json.loads((SHAPES / "qwen3-8b.json").read_bytes()) | stored))
+    settings = msgspec.structs.replace(ON_GPU, model=msgspec.convert(model, type=ModelSettings))
+    said = kv_tokens_said(with_batch_sizes(settings, tmp_path, lambda: L4, lambda: True)[1])
+    weights = 9.44e9 if keeps else 16.38e9
+    assert said == pytest.approx((L4 * 0.9 - weights) / 147_456, rel=0.01)
 
 
 def test_a_smaller_share_of_the_memory_holds_fewer_requests(tmp_path: Path) -> None:

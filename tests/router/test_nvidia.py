@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from plait.nvidia import gpu_memory_bytes, pairs_without_peer_access, read_peer_table, smallest_memory_bytes
+from plait.nvidia import gpu_memory_bytes, is_hopper, pairs_without_peer_access, read_peer_table, smallest_memory_bytes
 
 LARGE, SMALL, SLICED = "GPU-1a2b, 143771, Disabled", "GPU-1c3d, 24564, [N/A]", "GPU-7e8f, 143771, Enabled"
 
@@ -49,6 +49,26 @@ def test_the_command_is_asked(
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert gpu_memory_bytes("GPU-1a2b") == (None if mebibytes is None else mebibytes << 20)
+
+
+@pytest.mark.parametrize(
+    ("script", "is_found"),
+    [
+        ("echo GPU-1a2b, 9.0; echo GPU-3c4d, 10.0", True),
+        ("echo GPU-1a2b, 10.0", False),
+        ("echo GPU-3c4d, 9.0", False),
+        ("echo No devices were found", False),
+        ("exit 9", False),
+    ],
+)
+def test_hopper_is_told_by_the_compute_capability(
+    script: str, is_found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = tmp_path / "nvidia-smi"
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert is_hopper("GPU-1a2b") is is_found
 
 
 PEERS = """ \tGPU0\tGPU1\tGPU2\t

@@ -37,6 +37,17 @@ def gpu_memory_bytes(visible_devices: str | None = None) -> int | None:
         return None
 
 
+def is_hopper(visible_devices: str | None = None) -> bool:
+    """Whether all visible GPUs are of compute capability 9, as `nvidia-smi` reports it."""
+    command = ["nvidia-smi", "--query-gpu=uuid,compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True)
+        found = visible_lines(done.stdout, visible_devices)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return False
+    return bool(found) and all(capability.startswith("9.") for _, capability in found)
+
+
 def smallest_memory_bytes(listed: str, visible_devices: str | None) -> int | None:
     """Memory of the smallest visible GPU of nvidia-smi's lines `UUID, MiB, MIG mode`.
 

@@ -17,7 +17,7 @@ from plait.http.engine import Description
 from plait.launch.group_checks import with_facts
 from plait.launch.worker_config import worker_config
 from plait.model_files import LocalModel
-from plait.nvidia import gpu_memory_bytes
+from plait.nvidia import gpu_memory_bytes, is_hopper
 from plait.page_size import with_page_size
 from plait.settings import GroupMembership, RemoteWorkers, ServeSettings, engine_settings
 
@@ -28,7 +28,9 @@ def with_sizes(settings: ServeSettings, local: LocalModel, environment: Mapping[
     Raises `SettingsError` for sizes that do not fit.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    settings, reason = with_batch_sizes(settings, local.path, partial(gpu_memory_bytes, visible))
+    settings, reason = with_batch_sizes(
+        settings, local.path, partial(gpu_memory_bytes, visible), partial(is_hopper, visible)
+    )
     check_chunk(settings.scheduler)
     return with_page_size(settings, local.path), reason
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from plait_proto import ExitCode
 
-from plait.batch_sizes import MEMORY_FRACTION
 from plait.errors import SettingsError, StartError
+from plait.gpu_sizes import MEMORY_FRACTION
 from plait.plan.gpus import Gpu
 from plait.plan.layout import CONTEXT_BYTES, Layout, Memory, layouts, memory
 from plait.plan.model import PlannedModel

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from plait.batch_sizes import ACTIVATION_BYTES, MEMORY_FRACTION, BatchSizes, gpu_sizes, kv_copies
+import msgspec
+
 from plait.errors import SettingsError
+from plait.gpu_sizes import ACTIVATION_BYTES, MEMORY_FRACTION, BatchSizes, gpu_sizes, kv_copies
 from plait.nodes.layout import Layout as NodeLayout
 from plait.nodes.layout import plan_layout
 from plait.plan.gpus import Gpu
@@ -125,7 +127,8 @@ def memory(model: PlannedModel, gpu: Gpu, layout: Layout, server: PlanServerSett
 def batch_sizes(model: PlannedModel, gpu: Gpu, layout: Layout, server: PlanServerSettings) -> BatchSizes:
     """As given, or as serve chooses them."""
     fraction, copies = server.memory_fraction or MEMORY_FRACTION, kv_copies(model.config, layout.tp)
-    chosen = gpu_sizes(model.size, gpu.memory_bytes, layout.tp, fraction, copies)
+    held = msgspec.structs.replace(model.size, weight_bytes=layout.weight_bytes(model) * layout.tp)
+    chosen = gpu_sizes(held, gpu.memory_bytes, layout.tp, fraction, copies)
     return BatchSizes(
         server.max_seqs or chosen.max_seqs, server.max_batch_tokens or chosen.max_batch_tokens, chosen.reason
     )

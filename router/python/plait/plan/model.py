@@ -11,8 +11,8 @@ from msgspec import Meta
 from plait_proto import FAMILIES, UNDECODABLE, Family, family_of
 
 from plait._router import model_size
-from plait.batch_sizes import ModelSize, kv_copies
 from plait.errors import ModelNotFoundError, SettingsError
+from plait.gpu_sizes import ModelSize, kv_copies
 from plait.plan.stored_form import Storage, read_storage
 
 
