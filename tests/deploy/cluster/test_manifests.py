@@ -202,7 +202,7 @@ def test_a_running_release_keeps_its_servers_when_autoscaling_is_turned_on_as_th
     example = f"{chart} -f {chart}/examples/cpu.yaml"
     run(f"helm install plait {example} -f {values}")
     assert replicas() == 3
-    run(hand_over.replace("kubectl apply", f"kubectl apply -n {namespace}").replace("replicas: 6", "replicas: 3"))
+    run(hand_over.replace("kubectl apply", f"kubectl apply -n {namespace}").replace('"replicas": 6', '"replicas": 3'))
     run(f"helm upgrade plait {example}")
     assert replicas() == 3
     run(f"helm upgrade plait {example} --set autoscaling.kind=none --set replicas=2 --force-conflicts")
