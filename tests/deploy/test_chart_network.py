@@ -77,7 +77,7 @@ def test_prometheus_comes_in_beside_those_who_use_the_api(policy: Json, peers: s
 def test_a_policy_without_prometheus_is_refused_where_one_must_read(values: Json, named: str) -> None:
     said = refusal(GOOD | values)
     assert named in said
-    assert "set networkPolicy.prometheus" in said
+    assert "networkPolicy.prometheus names nobody" in said
     assert rendered(GOOD | values | {"networkPolicy": {"prometheus": MONITORING}})
     assert rendered(GOOD | values | {"networkPolicy": {"enabled": False}})
 

@@ -7,9 +7,14 @@ import socket
 from pathlib import Path
 
 import pytest
+from plait.admin_settings import AdminSettings
 from plait.cli import run
 from plait.hub_settings import HubSettings
-from plait.nodes.facts import read_model_files
+from plait.kv_events_settings import KvEventsSettings
+from plait.nodes.facts import collect_facts, read_model_files
+from plait.nodes.settings import LaunchSettings
+from plait.settings import PoolingSettings, TemplateSettings
+from plait.trace_settings import TraceSettings
 
 NEEDS = ("--device", "cpu", "--port", "0")
 
@@ -65,3 +70,39 @@ def test_an_index_that_is_none_is_named(index: str, tmp_path: Path) -> None:
     write_model(tmp_path, [])
     (tmp_path / "model.safetensors.index.json").write_text(index)
     assert "has no weight_map" in read_model_files(str(tmp_path), HubSettings()).problem
+
+
+def shared_settings(settings: LaunchSettings) -> dict[str, str]:
+    """What a node says of the settings that must be equal on all."""
+    found = collect_facts(
+        node=0,
+        address="127.0.0.1",
+        address_reason="",
+        model=None,
+        settings=settings,
+        gpus=(),
+        ports=(),
+        probe_port=0,
+    )
+    return found.settings
+
+
+def test_addresses_and_folders_of_a_node_are_its_own() -> None:
+    settings = LaunchSettings(
+        kv_events=KvEventsSettings(kv_events_endpoint="tcp://10.0.0.1:5557"),
+        traces=TraceSettings(otlp_traces_endpoint="http://10.0.0.1:4318/v1/traces"),
+        admin=AdminSettings(admin_port=8001, profile_dir="/var/tmp/traces"),
+        pooling=PoolingSettings(pooling="mean"),
+    )
+    assert shared_settings(settings) == {"--pooling": "mean"}
+
+
+def test_a_chat_template_is_compared_by_its_content(tmp_path: Path) -> None:
+    def said(file: Path) -> dict[str, str]:
+        return shared_settings(LaunchSettings(template=TemplateSettings(chat_template=str(file))))
+
+    same, other, different = (tmp_path / name for name in ("one.jinja", "two.jinja", "three.jinja"))
+    same.write_text("{{ messages }}")
+    other.write_text("{{ messages }}")
+    different.write_text("{{ messages[0] }}")
+    assert said(same) == said(other) != said(different)

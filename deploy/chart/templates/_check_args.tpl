@@ -31,6 +31,9 @@
 --config: its settings would bypass the chart's checks; give flags
 --launcher: the pods of a group are numbered by LeaderWorkerSet
 --node-rank: the pods of a group are numbered by LeaderWorkerSet
+--dry-run: such a pod prints and ends
+--stop-with-stdin: a pod has no standard input
+--gpus-per-node: the chart gives each pod its GPUs
 --group-: plait launch tells the servers of a group
 --rank-: plait launch tells the servers of a group
 {{- end -}}

@@ -159,7 +159,7 @@
 {{- $reader := ternary "monitoring.podMonitor is true" (printf "autoscaling.kind is %s" $v.autoscaling.kind) $v.monitoring.podMonitor -}}
 {{- $isRead := or $v.monitoring.podMonitor (ne $v.autoscaling.kind "none") -}}
 {{- if and $isRead (not $v.networkPolicy.prometheus) -}}
-{{- fail (printf "%s, and the network policy names no Prometheus that may read /metrics; set networkPolicy.prometheus, such as [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}], or [{podSelector: {}}] for one in namespace %s" $reader .Release.Namespace) -}}
+{{- fail (printf "%s, and networkPolicy.prometheus names nobody who may read /metrics (networkPolicy.from is for clients); set it, such as [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}], or [{podSelector: {}}] for one in namespace %s" $reader .Release.Namespace) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

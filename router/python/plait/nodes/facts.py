@@ -33,11 +33,14 @@ MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".gguf", ".model")
 OF_EACH_NODE = frozenset(
     (
         *("host", "port", "api_key_file", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "uds", "download_dir"),
-        *("admin_host", "admin_port", "admin_key_file"),
+        *("admin_host", "admin_port", "admin_key_file", "profile_dir"),
+        *("kv_events_endpoint", "kv_events_replay_endpoint", "otlp_traces_endpoint"),
         *("kv_hash_key_file", "threads", "text_threads", "log_level", "step_trace"),
     )
 )
 """Settings that may differ from node to node."""
+BY_CONTENT = frozenset(("chat_template",))
+"""Settings that name a file: its content must be equal, wherever it lies."""
 
 
 def collect_facts(
@@ -80,7 +83,15 @@ def _shared_settings(settings: LaunchSettings) -> Iterator[tuple[str, str]]:
         for flag in flags(field.type, field.default) if field.name != "nodes" else ():
             value = getattr(component, flag.field)
             if flag.field not in OF_EACH_NODE and value != flag.default:
-                yield flag.name, str(value)
+                yield flag.name, _describe_file(str(value)) if flag.field in BY_CONTENT else str(value)
+
+
+def _describe_file(path: str) -> str:
+    """What two nodes compare. A file that cannot be read is left to the engine, which refuses it."""
+    try:
+        return f"a file whose SHA-256 begins with {hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]}"
+    except OSError:
+        return path
 
 
 def read_model_files(model: str | None, hub: HubSettings) -> ModelFiles:
