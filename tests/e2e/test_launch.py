@@ -400,20 +400,6 @@ def test_a_full_disk_for_logs_ends_nothing(
 
 
 @pytest.mark.slow
-def test_a_node_that_is_back_before_the_head_has_ended_meets_its_next_run(
-    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
-) -> None:
-    nodes = begin(network, tmp_path, check_models, keys, "--restart", "group")
-    (engine,) = psutil.Process(nodes[0].process.pid).children()
-    engine.suspend()  # it takes seconds to end
-    workers_of(nodes[1])[0].kill()
-    assert nodes[0].process.stdout is not None
-    assert any(line.startswith("Plait is ready: ") for line in nodes[0].process.stdout), nodes[1].last_line
-    interrupt(nodes[0])
-    assert wait_for_all(nodes, END_SECONDS) == [0, 0]
-
-
-@pytest.mark.slow
 def test_a_new_head_finds_a_node_that_waits_for_it(
     network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
 ) -> None:
