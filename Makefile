@@ -6,7 +6,7 @@
 .DELETE_ON_ERROR:
 
 BIN := .venv/bin
-SUITES := spine cpu deepseek-v4 scheduler blackwell
+SUITES := spine cpu deepseek-v4 scheduler faults blackwell
 CARGO := $(BIN)/python tools/cargo.py
 # Cargo's profile of the router in .venv. For `dev` the Rust tests have built all that it needs, and it checks overflow; what
 # asks for an installed Plait builds the release afterwards.
