@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from plait.nodes.channel import Dialler, Listener
+from plait.nodes.channel import Connection, Dialler, Listener
 from plait.nodes.key_files import read_keys, write_new_keys
 
 MOMENT = 0.2
@@ -56,6 +56,6 @@ async def exchange(receiver: str, keys: Path) -> list[bytes]:
 def test_what_cannot_be_sent_is_dropped(keys: Path) -> None:
     async def send() -> None:
         with Listener(read_keys(keys, 0, 2), 0, "127.0.0.1", 0) as head:
-            head.send(b"gone", b"to a connection that is not there")
+            head.send(Connection(b"gone", 0), b"to a connection that is not there")
 
     asyncio.run(send())
