@@ -35,6 +35,7 @@ def write_json_lines(on: bool) -> None:
     if on == _writes_json:
         return
     _writes_json = on
+    _fields_of_all.clear()
     root = logging.getLogger()
     logging.captureWarnings(on)
     if on:
@@ -42,7 +43,6 @@ def write_json_lines(on: bool) -> None:
         sys.excepthook, threading.excepthook, sys.unraisablehook = _uncaught, _uncaught_in_thread, _unraisable
     else:
         root.removeHandler(_JSON)
-        _fields_of_all.clear()
         sys.excepthook, threading.excepthook = sys.__excepthook__, threading.__excepthook__
         sys.unraisablehook = sys.__unraisablehook__
 

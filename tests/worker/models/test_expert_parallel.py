@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from plait_kernels.collective import SentRows
 from plait_proto import ExitCode
 from plait_testing.attention_cases import cpu_attention
-from plait_testing.rank_threads import gloo, on_every_rank
+from plait_testing.rank_threads import MEET_SECONDS, gloo, on_every_rank
 from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.cache import KVCache
 from plait_worker.errors import WorkerError
@@ -96,11 +97,14 @@ def in_group(
 ) -> list[T]:
     """What ``run`` returns on each rank of a group."""
     world = num_replicas * tp
+    # A rank that ends closes its connections, which others may still be opening.
+    all_met = threading.Barrier(world, timeout=MEET_SECONDS)
 
     def one(rank: int) -> T:
         replica, place = divmod(rank, tp)
         everyone = Parallel(rank, world, gloo(rank, world, dist.FileStore(str(folder / "all"), world)))
         within = gloo(place, tp, dist.FileStore(str(folder / f"of-{replica}"), tp)) if tp > 1 else None
+        all_met.wait()
         experts = ExpertParallel(everyone, replica, num_replicas, exchange(everyone))
         return run(Parallel(place, tp, within, experts=experts))
 
