@@ -5,13 +5,18 @@ The engine's Rust has the same numbers (`socket_options.rs`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
-KEEPALIVE_IDLE_SECONDS: Final = 1
-"""Until an idle connection is probed."""
-KEEPALIVE_INTERVAL_SECONDS: Final = 1
-KEEPALIVE_PROBES: Final = 1
-"""Unanswered probes after which the connection is closed."""
-UNACKNOWLEDGED_MILLIS: Final = 2000
-"""Time for which sent bytes may stay unacknowledged (`TCP_USER_TIMEOUT`). Kernels acknowledge, however busy the
-processes are."""
+SILENT_LINK_OPTIONS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "tcp_keepalive": 1,
+        "tcp_keepalive_idle": 1,
+        "tcp_keepalive_intvl": 1,
+        "tcp_keepalive_cnt": 1,
+        "tcp_maxrt": 2000,
+    }
+)
+"""Names in pyzmq. An idle connection is probed after a second, and closed a second later. Sent bytes may stay
+unacknowledged for so many milliseconds (`TCP_USER_TIMEOUT`): kernels acknowledge, however busy the processes are."""

@@ -8,12 +8,7 @@ from pathlib import Path
 import msgspec
 import zmq
 from plait_proto import UNDECODABLE, ExitCode
-from plait_proto.silent_links import (
-    KEEPALIVE_IDLE_SECONDS,
-    KEEPALIVE_INTERVAL_SECONDS,
-    KEEPALIVE_PROBES,
-    UNACKNOWLEDGED_MILLIS,
-)
+from plait_proto.silent_links import SILENT_LINK_OPTIONS
 from zmq.utils.monitor import parse_monitor_message
 
 from plait_worker.errors import EngineError, WorkerError
@@ -22,13 +17,6 @@ MAX_BYTES = 4096
 HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-_KEEPALIVE = {
-    zmq.TCP_KEEPALIVE: 1,
-    zmq.TCP_KEEPALIVE_IDLE: KEEPALIVE_IDLE_SECONDS,
-    zmq.TCP_KEEPALIVE_INTVL: KEEPALIVE_INTERVAL_SECONDS,
-    zmq.TCP_KEEPALIVE_CNT: KEEPALIVE_PROBES,
-    zmq.TCP_MAXRT: UNACKNOWLEDGED_MILLIS,
-}
 
 _SEND_MILLISECONDS = 500
 
@@ -53,8 +41,8 @@ class LinkKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ) from error
         socket.ipv6 = True
         socket.sndtimeo = _SEND_MILLISECONDS
-        for option, value in _KEEPALIVE.items():
-            socket.setsockopt(option, value)
+        for option, value in SILENT_LINK_OPTIONS.items():
+            setattr(socket, option, value)
 
 
 def read_keys(path: Path) -> LinkKeys:

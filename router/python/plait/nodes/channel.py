@@ -9,12 +9,7 @@ from types import TracebackType
 
 import zmq
 import zmq.asyncio
-from plait_proto.silent_links import (
-    KEEPALIVE_IDLE_SECONDS,
-    KEEPALIVE_INTERVAL_SECONDS,
-    KEEPALIVE_PROBES,
-    UNACKNOWLEDGED_MILLIS,
-)
+from plait_proto.silent_links import SILENT_LINK_OPTIONS
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
@@ -207,11 +202,8 @@ def _configured(socket: zmq.asyncio.Socket) -> zmq.asyncio.Socket:
     socket.maxmsgsize = MAX_MESSAGE_BYTES
     socket.ipv6 = True
     socket.handshake_ivl = 5000
-    socket.tcp_keepalive = 1
-    socket.tcp_keepalive_idle = KEEPALIVE_IDLE_SECONDS
-    socket.tcp_keepalive_intvl = KEEPALIVE_INTERVAL_SECONDS
-    socket.tcp_keepalive_cnt = KEEPALIVE_PROBES
-    socket.tcp_maxrt = UNACKNOWLEDGED_MILLIS
+    for option, value in SILENT_LINK_OPTIONS.items():
+        setattr(socket, option, value)
     return socket
 
 

@@ -435,8 +435,7 @@ class Head:
 
     @staticmethod
     def _still_ends(peer: Peer) -> bool:
-        now = time.monotonic()
-        return peer.cause is None and _why_lost(peer, now) is None
+        return peer.cause is None and _why_lost(peer, time.monotonic()) is None
 
     # Sending
 
