@@ -22,6 +22,8 @@ from plait_testing.running_server import Server, StartServer
 
 PAGE_SIZE = 64
 NUM_PAGES = 2048
+NUM_WRITERS = 4
+"""Each wants a quarter of a pool that is too small: together with the questions they force preemptions."""
 # FP8 rounds to four bits. The cost is recorded and may be a tenth of the answers at most.
 SHARE_WRONG_OF_FP8 = 0.1
 STRESSED = Path(__file__).parent / "stressed"
@@ -121,7 +123,7 @@ class GpuRuns:
         longest = -(-(max(map(recall.num_bytes, asked)) + 8) // PAGE_SIZE)
         num_pages = longest if variant == "preempted" else NUM_PAGES
         running = self.start(backend, num_pages, mixed, *flags)
-        num_writers = 12 if variant == "preempted" else 0
+        num_writers = NUM_WRITERS if variant == "preempted" else 0
         with recall.writers(running.url, num_writers, num_pages * PAGE_SIZE // 4, self.model):
             wrong = recall.ask_all(running.url, asked, model=self.model, concurrency=13)
         metrics = read_metrics(running.url)
@@ -162,7 +164,7 @@ class GpuRuns:
         longest = recall.longest_in_pages(asked, PAGE_SIZE) + NUM_CHOICES
         num_pages = longest if variant == "preempted" else NUM_PAGES
         running = self.start("auto", num_pages, *flags)
-        num_writers = 12 if variant == "preempted" else 0
+        num_writers = NUM_WRITERS if variant == "preempted" else 0
         with recall.writers(running.url, num_writers, num_pages * PAGE_SIZE // 4, self.model):
             wrong = recall.ask_all(
                 running.url, asked, model=self.model, concurrency=13, own=recall.constraint, n=NUM_CHOICES
