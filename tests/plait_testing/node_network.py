@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -49,7 +50,7 @@ class NodeNetwork:
         self.num_nodes = num_nodes
         self._started: list[Server] = []
 
-    def __enter__(self) -> NodeNetwork:
+    def __enter__(self) -> Self:
         try:
             ip("netns", "add", self._switch)
             ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
