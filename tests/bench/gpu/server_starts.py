@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 READY_SECONDS = 30.0
 """Asked for with weights in the page cache; a cold Triton cache may take half as much again."""
-_PHASE = re.compile(r"rank 0: (?:\d+ )?([A-Za-z ]+): ([\d.]+) s\b")
+_PHASE = re.compile(r"rank 0: (?:\d+ )?([A-Za-z -]+): ([\d.]+) s\b")
 _MEMORY_LEFT = re.compile(r"rank 0: memory left: ([\d.]+) GB")
 
 

@@ -100,32 +100,36 @@ def _cpu_backend(requirements: Requirements) -> AttentionBackend[Any]:
 
 
 def _fastest_of_first_rank(requirements: Requirements, parallel: Parallel) -> AttentionBackend[Any]:
-    """Rank 0 measures and broadcasts the name: times differ between ranks, results must not."""
+    """Rank 0 broadcasts the name that it measured as the fastest: times differ between ranks, results must not.
+
+    All ranks measure at once, or the others would load the kernels only after rank 0 has: seconds of the start.
+    """
     if parallel.world == 1:
-        return _fastest(requirements)
+        return _fastest(requirements, logging.INFO)
     capability = compute_capability(requirements.device)
     known = [*(names(requirements.spec.kind, capability) if capability else []), "torch"]
-    fastest = _fastest(requirements) if parallel.rank == 0 else None
-    index = parallel.broadcast(torch.tensor(known.index(fastest.name) if fastest else 0))
-    return fastest or choose_backend(known[int(index)], requirements)
+    fastest = _fastest(requirements, logging.INFO if parallel.rank == 0 else logging.DEBUG)
+    index = parallel.broadcast(torch.tensor(known.index(fastest.name)))
+    chosen = known[int(index)]
+    return fastest if fastest.name == chosen else choose_backend(chosen, requirements)
 
 
-def _fastest(requirements: Requirements) -> AttentionBackend[Any]:
-    """The fastest that can be captured, else the fastest, else torch; the log shows the times."""
+def _fastest(requirements: Requirements, level: int) -> AttentionBackend[Any]:
+    """The fastest that can be captured, else the fastest, else torch; the log shows the times, at this level."""
     timings: list[Timing] = []
     capability = compute_capability(requirements.device)
     for name in names(requirements.spec.kind, capability) if capability else []:
         if any(timing.backend.is_capturable for timing in timings) and _plans(name, requirements):
-            _log.info(
-                "attention backend %s is skipped: it plans each step on the host and cannot use CUDA graphs", name
-            )
+            skipped = "attention backend %s is skipped: it plans each step on the host and cannot use CUDA graphs"
+            _log.log(level, skipped, name)
             continue
         outcome = try_backend(name, requirements)
         if isinstance(outcome, str):
-            _log.info("attention backend %s is skipped: %s", name, outcome)
+            _log.log(level, "attention backend %s is skipped: %s", name, outcome)
             continue
         timings.append(_time(outcome, requirements))
-        _log.info(
+        _log.log(
+            level,
             "attention backend %s: decode %.0f us, with short contexts %.0f us, prefill %.0f us",
             name,
             timings[-1].decode_us,
