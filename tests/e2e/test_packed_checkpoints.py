@@ -1,4 +1,4 @@
-"""AWQ, GPTQ, compressed-tensors and MXFP4 checkpoints are served: greedy tokens are those of the de-quantised model."""
+"""Checkpoints of 4 and 8 bits are served: greedy tokens are those of the de-quantised model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from plait_testing.running_server import Server, StartServer
 
 NUM_TOKENS = 16
 SERVED = {
-    "AWQ": ("recall-gqa", "awq", "Q5_0", ()),
-    "GPTQ on two ranks": ("recall-gqa", "gptq", "Q4_0", ("--tp", "2")),
-    "MXFP4": ("recall-gqa", "mxfp4", "Q5_0", ()),
-    "compressed-tensors of an MLA model": ("recall-mla", "compressed-zeros", "Q5_0", ()),
+    "AWQ": ("recall-gqa", "awq", "kept in blocks of Q5_0", ()),
+    "GPTQ on two ranks": ("recall-gqa", "gptq", "kept in blocks of Q4_0", ("--tp", "2")),
+    "MXFP4": ("recall-gqa", "mxfp4", "kept in blocks of Q5_0", ()),
+    "NVFP4": ("recall-gqa", "nvfp4", "NVFP4, upcast to bfloat16", ()),
+    "ModelOpt's NVFP4 of an MLA model": ("recall-mla", "nvfp4-modelopt", "NVFP4, upcast to bfloat16", ()),
+    "compressed-tensors of an MLA model": ("recall-mla", "compressed-zeros", "kept in blocks of Q5_0", ()),
 }
 
 
@@ -25,13 +27,13 @@ SERVED = {
 def test_a_packed_checkpoint_answers_as_its_dequantised_model(
     case: str, check_models: Path, tmp_path: Path, server: StartServer
 ) -> None:
-    model, form, blocks, flags = SERVED[case]
+    model, form, said, flags = SERVED[case]
     folder = tmp_path / form
     write_packed(check_models / model, folder, FORMS[form], 64)
     running = server(folder, "--threads", "1", "--max-model-len", "1024", *flags)
     assert running.url, running.errors
     if torch.cpu._is_avx512_bf16_supported():
-        assert f"kept in blocks of {blocks}" in running.errors
+        assert said in running.errors
     reference = transformers.AutoModelForCausalLM.from_pretrained(dense_twin(folder), dtype=torch.float32).eval()
     for problem in recall.problems(5, 3, 400):
         prompt, given = greedy(running, problem)

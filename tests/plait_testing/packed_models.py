@@ -24,6 +24,8 @@ QUANTISED = re.compile(r"\.(\w+_proj|w[123]|kv_a_proj_with_mqa)\.weight$")
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The output in each of a word's places, the lowest first."""
 
+NVFP4_WHOLE = 2.0**-12
+"""By which the scales of a matrix of NVFP4 are multiplied."""
 _DOUBLED = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
 """Twice the values of e2m1, by their bits."""
 
@@ -33,7 +35,7 @@ class Form:
     """How a matrix is quantised and stored."""
 
     method: str
-    """awq, gptq, gptq_v2, compressed-tensors or mxfp4, whose groups are of 32."""
+    """awq, gptq, gptq_v2, compressed-tensors; mxfp4, whose groups are of 32; nvfp4 or modelopt, whose are of 16."""
     bits: int = 4
     is_symmetric: bool = True
     is_act_order: bool = False
@@ -52,6 +54,8 @@ FORMS = {
     "compressed-8": Form("compressed-tensors", bits=8),
     "compressed-act-order": Form("compressed-tensors", is_act_order=True),
     "mxfp4": Form("mxfp4"),
+    "nvfp4": Form("nvfp4"),
+    "nvfp4-modelopt": Form("modelopt"),
 }
 
 
@@ -74,6 +78,8 @@ def quantise(weight_OI: Tensor, form: Form, group_size: int) -> Quantised:
     """Rounded to the nearest; ``group_size`` -1 is the whole row."""
     if form.method == "mxfp4":
         return _quantise_mxfp4(weight_OI)
+    if form.method in ("nvfp4", "modelopt"):
+        return _quantise_nvfp4(weight_OI)
     num_outputs, num_inputs = weight_OI.shape
     size, most = num_inputs if group_size < 0 else group_size, (1 << form.bits) - 1
     order = torch.randperm(num_inputs) if form.is_act_order else torch.arange(num_inputs)
@@ -99,6 +105,17 @@ def _quantise_mxfp4(weight_OI: Tensor) -> Quantised:
     return Quantised(nearest + 16, torch.full(exponent_OG.shape, 16), 2 ** (exponent_OG - 1), group_I)
 
 
+def _quantise_nvfp4(weight_OI: Tensor) -> Quantised:
+    """As MXFP4; the matrix's scale is a power of two, so that products are exact in float32."""
+    runs = weight_OI.double().unflatten(1, (-1, 16))
+    stored = (runs.abs().amax(2) / 6 / NVFP4_WHOLE).to(torch.float8_e4m3fn).double()
+    scale_OG = stored.clamp(min=2.0**-9) * NVFP4_WHOLE / 2
+    doubled = runs / scale_OG[..., None]
+    nearest = _DOUBLED[(doubled[..., None] - _DOUBLED).abs().argmin(-1)].flatten(1)
+    group_I = torch.arange(weight_OI.shape[1]) // 16
+    return Quantised(nearest + 16, torch.full(scale_OG.shape, 16), scale_OG, group_I)
+
+
 def pack(values: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
     """int32 words of the last side, padded with zeros; ``order`` is that of a word's values, lowest first."""
     per_word = 32 // bits
@@ -112,12 +129,8 @@ def tensors_of(module: str, made: Quantised, form: Form) -> dict[str, Tensor]:
     """What the files hold of a matrix."""
     if form.method == "compressed-tensors":
         return _compressed(module, made, form)
-    if form.method == "mxfp4":
-        code_OI = (made.quant_OI - 16)[..., None].eq(_DOUBLED).int().argmax(-1).to(torch.uint8)
-        return {
-            f"{module}.weight_packed": code_OI[:, 0::2] | code_OI[:, 1::2] << 4,
-            f"{module}.weight_scale": (made.scale_OG.log2() + 128).to(torch.uint8),
-        }
+    if form.method in ("mxfp4", "nvfp4", "modelopt"):
+        return _floats(module, made, form)
     if form.method == "awq":
         return {
             f"{module}.qweight": pack(made.quant_OI.T, 4, _AWQ_ORDER),
@@ -133,6 +146,20 @@ def tensors_of(module: str, made: Quantised, form: Form) -> dict[str, Tensor]:
         f"{module}.scales": made.scale_OG.T.contiguous(),
         f"{module}.g_idx": made.group_I.int(),
     }
+
+
+def _floats(module: str, made: Quantised, form: Form) -> dict[str, Tensor]:
+    code_OI = (made.quant_OI - 16)[..., None].eq(_DOUBLED).int().argmax(-1).to(torch.uint8)
+    bytes_OX = code_OI[:, 0::2] | code_OI[:, 1::2] << 4
+    if form.method == "mxfp4":
+        exponent_OG = (made.scale_OG.log2() + 128).to(torch.uint8)
+        return {f"{module}.weight_packed": bytes_OX, f"{module}.weight_scale": exponent_OG}
+    scale_OG = (made.scale_OG * 2 / NVFP4_WHOLE).to(torch.float8_e4m3fn)
+    if form.method == "modelopt":
+        whole = {f"{module}.weight_scale_2": torch.tensor(NVFP4_WHOLE), f"{module}.input_scale": torch.tensor(0.01)}
+        return {f"{module}.weight": bytes_OX, f"{module}.weight_scale": scale_OG, **whole}
+    whole = {f"{module}.weight_global_scale": torch.tensor([1 / NVFP4_WHOLE])}
+    return {f"{module}.weight_packed": bytes_OX, f"{module}.weight_scale": scale_OG, **whole}
 
 
 def _compressed(module: str, made: Quantised, form: Form) -> dict[str, Tensor]:
@@ -158,6 +185,14 @@ def stated(form: Form, group_size: int) -> dict[str, object]:
         group_0 = {"targets": ["Linear"], "weights": args}
         named = {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}
         return {**named, "config_groups": {"group_0": group_0}}
+    if form.method == "modelopt":
+        more = {"producer": {"name": "modelopt"}, "kv_cache_scheme": None, "ignore": ["lm_head", "*router*"]}
+        return {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, **more}
+    if form.method == "nvfp4":
+        args = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+        group_0 = {"targets": ["Linear"], "weights": args}
+        named = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
+        return {**named, "config_groups": {"group_0": group_0}, "ignore": ["lm_head"]}
     if form.method == "compressed-tensors":
         weights = {
             "num_bits": form.bits,

@@ -73,7 +73,7 @@ REFUSED: list[tuple[Tensor, Tensor, dict[str, object], str]] = [
     (PACKED[:, :24].contiguous(), SCALE, {}, "has 48 inputs, which groups of 32 do not divide"),
     (PACKED, SCALE, {"config_groups": {"a": {"weights": WEIGHTS | {"group_size": 16}}}}, "in groups of 16"),
     (PACKED, SCALE, {"config_groups": {"a": {"weights": WEIGHTS | {"type": "int"}}}}, "of 4-bit int weights"),
-    (PACKED, SCALE, {"format": "nvfp4-pack-quantized"}, "of format nvfp4-pack-quantized"),
+    (PACKED, SCALE, {"format": "nvfp4-pack-quantized"}, "nvfp4-pack-quantized of 4-bit float weights in groups of 32"),
     (PACKED, SCALE, {"quant_method": "mxfp4"}, "quantisation mxfp4 is not supported"),
 ]
 

@@ -29,12 +29,14 @@ from plait_worker.weights.dummy import DummyWeights
 from plait_worker.weights.formats.blocks import BLOCKS
 from plait_worker.weights.formats.fp8 import FP8_ON_LOAD, FP8_STORED
 from plait_worker.weights.formats.int4 import INT4
+from plait_worker.weights.fp8_config import Fp8Scheme
 from plait_worker.weights.gguf_file import GgufFile, UnpermutedGguf
 from plait_worker.weights.packed.awq import Awq
 from plait_worker.weights.packed.folder import PackedFolder
 from plait_worker.weights.packed.gptq import Gptq
-from plait_worker.weights.packed.layout import Int4Form
+from plait_worker.weights.packed.layout import Int4Form, PackedLayout
 from plait_worker.weights.packed.mxfp4 import PackedMxfp4
+from plait_worker.weights.packed.nvfp4 import PackedNvfp4
 from plait_worker.weights.prefetch import prefetch
 from plait_worker.weights.progress import LoadingProgress
 from plait_worker.weights.quantisation_config import read_quantisation
@@ -190,12 +192,15 @@ def dummy_model(
     config = open_config(path).without_unused_window(max_model_len)
     _check_layout(config, parallel)
     chosen, formats = choose_dtype(dtype, device), list[WeightFormat[Any]]()
-    int4 = _random_int4(path, dtype, chosen, device)
+    layout = read_quantisation(read_json(path / "config.json"))
+    int4 = _random_int4(layout, dtype, chosen, device)
     if quantises:
         _check_fp8(device, chosen)
         formats = [FP8_ON_LOAD]
     elif int4 is not None:
         formats = [INT4]
+    elif isinstance(layout, PackedNvfp4) and dtype == "auto":
+        formats = _widened_to_fp8(layout.title, chosen, device)
     weights = DummyWeights(chosen, device, _make_weight_memory(parallel, device, free_bytes), formats, int4)
     with torch.inference_mode():
         if free_bytes is not None:
@@ -235,7 +240,8 @@ def _packed_formats(
     kinds, title = files.block_kinds(), files.layout.title
     name = str(chosen).removeprefix("torch.")
     if dtype == "auto" and device.type == "cuda":
-        return _int4_formats(files, chosen, device)
+        is_nvfp4 = isinstance(files.layout, PackedNvfp4)
+        return _widened_to_fp8(title, chosen, device) if is_nvfp4 else _int4_formats(files, chosen, device)
     if dtype != "auto" or not _has_quantised_gemm(chosen, device):
         where = "--dtype says so" if dtype != "auto" else f"{device.type} has no GEMM for them with {name}"
         _log.info("weights: %s, upcast to %s: %s", title, name, where)
@@ -263,16 +269,26 @@ def _int4_formats(files: PackedFolder, chosen: torch.dtype, device: torch.device
     return [INT4]
 
 
+def _widened_to_fp8(title: str, chosen: torch.dtype, device: torch.device) -> list[WeightFormat[Any]]:
+    """No kernel here takes NVFP4's groups of 16; FP8 takes twice its memory, half of bfloat16's."""
+    if (reason := fp8_unsupported_reason(device, chosen)) is not None:
+        _log.info("weights: %s, upcast to %s: %s", title, str(chosen).removeprefix("torch."), reason)
+        return []
+    _log.info("weights: %s, widened to FP8 with a scale an output: no kernel here multiplies NVFP4", title)
+    return [FP8_ON_LOAD]
+
+
 def _check_fp8(device: torch.device, dtype: torch.dtype) -> None:
     if (reason := fp8_unsupported_reason(device, dtype)) is not None:
         raise ValueError(f"--quantization fp8 cannot hold weights in FP8 here: {reason}; leave it out")
 
 
-def _random_int4(path: Path, dtype: str, chosen: torch.dtype, device: torch.device) -> Int4Form | None:
+def _random_int4(
+    layout: Fp8Scheme | PackedLayout | None, dtype: str, chosen: torch.dtype, device: torch.device
+) -> Int4Form | None:
     """How random weights are held in 4 bits, as the configuration says of the files' matrices; None if dense."""
     if dtype != "auto" or int4_unsupported_reason(device, chosen) is not None:
         return None
-    layout = read_quantisation(read_json(path / "config.json"))
     return layout.int4_form_of_all if isinstance(layout, Awq | Gptq | PackedMxfp4) else None
 
 

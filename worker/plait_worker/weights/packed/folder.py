@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from plait_kernels.linear import BlockWeight, Int4Weight
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
+from plait_worker.weights.packed.e2m1 import BYTES
 from plait_worker.weights.packed.layout import Int4Form, PackedLayout
 from plait_worker.weights.safetensors_folder import SafetensorsFolder
 
@@ -24,7 +25,7 @@ class PackedFolder:
         """Find the packed matrices; raises ``ModelFilesError`` if the configuration says otherwise."""
         self._folder = folder
         self.layout = layout
-        packed = sorted(name for name in folder.names if name.endswith(layout.packed))
+        packed = sorted(filter(self._is_packed, folder.names))
         self._modules = {_dense_name(name, layout): name.removesuffix(layout.packed) for name in packed}
         self._check_modules()
         layout.check_values(folder, list(self._modules.values()))
@@ -90,8 +91,7 @@ class PackedFolder:
             form = self.layout.int4_form(self._folder, module)
             is_taken = form is not None and not form.is_mixed and self._int4_bytes(module) is not None
             forms[_stack(module)].add(form if is_taken else None)
-        whole = (name.removesuffix(_WEIGHT) for name in self._folder.names if name.endswith(_WEIGHT))
-        stacks_with_whole = {_stack(module) for module in whole if _EXPERT.search(module)}
+        stacks_with_whole = {_stack(module) for module in self._whole() if _EXPERT.search(module)}
         return frozenset(
             stack for stack, found in forms.items() if None in found or len(found) > 1 or stack in stacks_with_whole
         )
@@ -111,9 +111,18 @@ class PackedFolder:
     def _find_dense(self) -> frozenset[str]:
         """Matrices, and experts of a layer that are stacked, which no blocks hold all of."""
         packed = self._modules.values()
-        whole = (name.removesuffix(_WEIGHT) for name in self._folder.names if name.endswith(_WEIGHT))
         without = [module for module in packed if not self._has_blocks(module)]
-        return frozenset(_stack(module) for module in (*without, *whole))
+        return frozenset(_stack(module) for module in (*without, *self._whole()))
+
+    def _is_packed(self, name: str) -> bool:
+        """ModelOpt gives packed matrices the names of whole ones; their type tells."""
+        is_named = name.endswith(self.layout.packed)
+        return is_named and (self.layout.packed != _WEIGHT or self._folder.dtype(name) in BYTES)
+
+    def _whole(self) -> Iterator[str]:
+        """The modules whose matrices are not packed."""
+        named = (name for name in self._folder.names if name.endswith(_WEIGHT))
+        return (name.removesuffix(_WEIGHT) for name in named if not self._is_packed(name))
 
     def _has_blocks(self, module: str) -> bool:
         has_kind = self.layout.block_kind(self._folder, module) is not None
@@ -126,7 +135,7 @@ class PackedFolder:
                 "files do not belong together; download the model again, or take the entry out of config.json"
             )
         for name, module in self._modules.items():
-            if name in self._folder.names:
+            if name in self._folder.names and not self._is_packed(name):
                 raise ModelFilesError(f"the model files hold {name} twice, packed and not: download them again")
             if any(f".{ignored}." in f".{module}." for ignored in self.layout.ignored):
                 raise ModelFilesError(

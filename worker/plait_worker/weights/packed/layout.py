@@ -196,6 +196,7 @@ def not_supported(stated: Fields, what: str) -> ModelFilesError:
     """The error for a scheme that is not read."""
     return ModelFilesError(
         f"{stated.where}: quantisation {what} is not supported; these are: AWQ (version gemm, 4 bits), GPTQ (4 or 8 "
-        "bits), compressed-tensors pack-quantized (integers of 4 or 8 bits) and mxfp4-pack-quantized, FP8 (fp8, "
-        "compressed-tensors of 8-bit floats, modelopt FP8), and GGUF's: use such files, or the unquantised model"
+        "bits), compressed-tensors pack-quantized (integers of 4 or 8 bits), mxfp4-pack-quantized and "
+        "nvfp4-pack-quantized, FP8 (fp8, compressed-tensors of 8-bit floats, modelopt FP8), modelopt NVFP4, and "
+        "GGUF's: use such files, or the unquantised model"
     )

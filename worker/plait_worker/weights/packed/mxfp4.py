@@ -1,8 +1,8 @@
 """compressed-tensors' ``mxfp4-pack-quantized`` layout: two e2m1 values a byte, and an e8m0 scale for 32 inputs.
 
-Twice an e2m1 value is an integer of at most 12, so that Q5_0 blocks with half the scale hold a matrix exactly.
+Q5_0 blocks hold twice the values, with half the scales, exactly.
 
-Shapes: O outputs, I inputs, G groups, R outputs of a slab.
+Shapes: O outputs, I inputs, G groups.
 """
 
 from __future__ import annotations
@@ -15,17 +15,12 @@ from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
-from plait_worker.weights.packed import layout
-from plait_worker.weights.packed.integers import BLOCK, FLOAT_MIDDLE, FLOATS, ScaledIntegers, unpack_nibbles
+from plait_worker.weights.packed import e2m1, layout
+from plait_worker.weights.packed.integers import BLOCK, FLOAT_MIDDLE, ScaledIntegers
 from plait_worker.weights.packed.layout import Int4Form, StoredTensors
 
 FORMAT = "mxfp4-pack-quantized"
-_BYTES = ("U8", "I8")
 _EXPONENTS = ("U8", "F8_E8M0")
-_QUANTS = (FLOATS + FLOAT_MIDDLE).to(torch.uint8)
-"""By the four bits."""
-_ROWS = 256
-"""Looked up at a time: indices take eight times the result."""
 _ZERO_EXPONENT = 128
 """Of a stored scale of 2, whose half is 2 ** 0."""
 _HALF_EXPONENTS = range(_ZERO_EXPONENT - 24, _ZERO_EXPONENT + 16)
@@ -48,8 +43,7 @@ class PackedMxfp4:
 
     def shape(self, stored: StoredTensors, module: str) -> tuple[int, int]:
         """See ``PackedLayout``."""
-        num_outputs, num_bytes = layout.sides(stored, module + self.packed)
-        return num_outputs, 2 * num_bytes
+        return e2m1.shape(stored, module + self.packed)
 
     def block_kind(self, _stored: StoredTensors, _module: str) -> str | None:
         """See ``PackedLayout``."""
@@ -67,8 +61,7 @@ class PackedMxfp4:
             raise ModelFilesError(
                 f"tensor {module}.weight_scale holds a scale that is no number: download the model again"
             )
-        bytes_OX = stored.read_as_stored(module + self.packed, _BYTES)
-        quant_OI = torch.cat([_looked_up(bytes_RX) for bytes_RX in bytes_OX.split(_ROWS)])
+        quant_OI = e2m1.read_quants(stored, module + self.packed)
         zero_OG = torch.full(exponent_OG.shape, FLOAT_MIDDLE, dtype=torch.int16)
         scale_OG = _powers_of_two(exponent_OG.long() - _ZERO_EXPONENT)
         return ScaledIntegers(quant_OI, zero_OG, scale_OG, is_float=True)
@@ -107,11 +100,6 @@ def read_mxfp4(stated: Fields) -> PackedMxfp4:
         if (kind, bits, size) != ("float", 4, BLOCK) or not weights.boolean("symmetric", True):
             raise layout.not_supported(stated, f"{FORMAT} of {bits}-bit {kind} weights in groups of {size}")
     return PackedMxfp4(tuple(stated.texts("ignore")))
-
-
-def _looked_up(bytes_RX: Tensor) -> Tensor:
-    """uint8 ``[R, 2 X]``; the low four bits of a byte come first."""
-    return _QUANTS[unpack_nibbles(bytes_RX.view(torch.uint8)).long()]
 
 
 def _powers_of_two(exponent: Tensor) -> Tensor:
