@@ -114,7 +114,7 @@ def packed_model(tiny_llama: Any, tmp_path: Path) -> Callable[[str], Path]:
 
 @both_dialects
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
-def test_a_cpu_widens_it_and_says_so(
+def test_a_cpu_upcasts_it_and_says_so(
     dialect: str, dtype: str, packed_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -136,7 +136,7 @@ def test_a_gpu_with_fp8_gemms_holds_it_in_fp8(
     checkpoint = open_checkpoint(packed_model(dialect))
     formats = loader._formats(checkpoint, "auto", torch.bfloat16, torch.device("cuda"), quantises=False)
     assert formats == [FP8_ON_LOAD]
-    assert "NVFP4, widened to FP8 with a scale an output" in caplog.text
+    assert "NVFP4, upcast to FP8 with a scale an output" in caplog.text
     monkeypatch.setattr(loader, "fp8_unsupported_reason", lambda _device, _dtype: "it is too old")
     assert loader._formats(checkpoint, "auto", torch.bfloat16, torch.device("cuda"), quantises=False) == []
     assert "NVFP4, upcast to bfloat16: it is too old" in caplog.text

@@ -200,7 +200,7 @@ def dummy_model(
     elif int4 is not None:
         formats = [INT4]
     elif isinstance(layout, PackedNvfp4) and dtype == "auto":
-        formats = _widened_to_fp8(layout.title, chosen, device)
+        formats = _upcast_to_fp8(layout.title, chosen, device)
     weights = DummyWeights(chosen, device, _make_weight_memory(parallel, device, free_bytes), formats, int4)
     with torch.inference_mode():
         if free_bytes is not None:
@@ -241,7 +241,7 @@ def _packed_formats(
     name = str(chosen).removeprefix("torch.")
     if dtype == "auto" and device.type == "cuda":
         is_nvfp4 = isinstance(files.layout, PackedNvfp4)
-        return _widened_to_fp8(title, chosen, device) if is_nvfp4 else _int4_formats(files, chosen, device)
+        return _upcast_to_fp8(title, chosen, device) if is_nvfp4 else _int4_formats(files, chosen, device)
     if dtype != "auto" or not _has_quantised_gemm(chosen, device):
         where = "--dtype says so" if dtype != "auto" else f"{device.type} has no GEMM for them with {name}"
         _log.info("weights: %s, upcast to %s: %s", title, name, where)
@@ -269,12 +269,12 @@ def _int4_formats(files: PackedFolder, chosen: torch.dtype, device: torch.device
     return [INT4]
 
 
-def _widened_to_fp8(title: str, chosen: torch.dtype, device: torch.device) -> list[WeightFormat[Any]]:
+def _upcast_to_fp8(title: str, chosen: torch.dtype, device: torch.device) -> list[WeightFormat[Any]]:
     """No kernel here takes NVFP4's groups of 16; FP8 takes twice its memory, half of bfloat16's."""
     if (reason := fp8_unsupported_reason(device, chosen)) is not None:
         _log.info("weights: %s, upcast to %s: %s", title, str(chosen).removeprefix("torch."), reason)
         return []
-    _log.info("weights: %s, widened to FP8 with a scale an output: no kernel here multiplies NVFP4", title)
+    _log.info("weights: %s, upcast to FP8 with a scale an output: no kernel here multiplies NVFP4", title)
     return [FP8_ON_LOAD]
 
 

@@ -1,7 +1,7 @@
 """NVFP4: two e2m1 values a byte, an e4m3 scale for 16 inputs, and a float32 one for the matrix.
 
 compressed-tensors divides by the matrix's scale, ModelOpt multiplies by it, and calls the bytes ``weight``. Kernels
-here take no groups of 16: matrices are widened.
+here take no groups of 16: matrices are upcast.
 
 Shapes: O outputs, I inputs, G groups.
 """
