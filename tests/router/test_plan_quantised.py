@@ -15,7 +15,7 @@ from plait import cli
 from plait.plan.layout import Layout
 from plait.plan.model import PlannedModel, read_model
 from plait.plan.parts import ATTENTION, EXPERTS, HEAD, HeldPart
-from plait.plan.stored_form import SUPPORTED, with_fp8
+from plait.plan.stored_form import with_fp8
 from plait_proto import ExitCode
 from plait_testing.measured_servers import AWQ, MODELS
 from plait_worker.errors import ModelFilesError
@@ -26,7 +26,7 @@ from plait_worker.weights.dummy import DummyWeights
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.formats.fp8 import FP8_ON_LOAD
 from plait_worker.weights.formats.int4 import INT4
-from plait_worker.weights.packed.layout import Int4Form, not_supported
+from plait_worker.weights.packed.layout import Int4Form
 from plait_worker.weights.quantisation_config import read_quantisation
 from plait_worker.weights.weight_memory import WeightMemory
 
@@ -160,6 +160,30 @@ def test_modules_that_the_files_leave_out_stay_in_16_bits(tmp_path: Path) -> Non
     assert {each.quantised for each in held(model, "MLP")} == {0.5}
 
 
+@pytest.mark.parametrize(
+    "stored",
+    [
+        FP8_BLOCKS | {"ignored_layers": ["self_attn"]},
+        {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["*self_attn*"]},
+        GPTQ | {"dynamic": {"-:.*self_attn": {}}},
+        packed("int", 4) | {"ignore": ["re:.*self_attn"]},
+    ],
+)
+def test_each_method_leaves_modules_out_in_its_own_field(stored: dict[str, Any], tmp_path: Path) -> None:
+    model = planned(QWEN3 | {"quantization_config": stored}, tmp_path)
+    assert {each.quantised for each in held(model, ATTENTION)} == {0}
+    assert {each.quantised for each in held(model, "MLP")} == {1}
+
+
+def test_modules_of_8_bits_beside_others_of_4_are_held_in_16(tmp_path: Path) -> None:
+    wide = packed("int", 8)["config_groups"]["group_0"] | {"targets": ["re:.*self_attn"]}
+    stored = packed("int", 4)
+    stored["config_groups"]["group_1"] = wide
+    model = planned(QWEN3 | {"quantization_config": stored}, tmp_path)
+    assert {each.quantised for each in held(model, ATTENTION)} == {0}
+    assert {each.quantised for each in held(model, "MLP")} == {1}
+
+
 def test_experts_whose_blocks_ranks_would_cut_are_held_in_16_bits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,17 +230,29 @@ def test_a_scheme_that_serve_refuses_is_refused_in_its_words(
     stored: dict[str, Any], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(QWEN3 | {"quantization_config": stored}, tmp_path)
-    with pytest.raises(ModelFilesError, match=named):
+    with pytest.raises(ModelFilesError, match=named) as refused:
         open_config(tmp_path)
     assert cli.run(["plan", str(path)]) == ExitCode.MODEL_FILES
-    assert f"{path}, quantization_config: quantisation {named}" in capsys.readouterr().err
-    assert SUPPORTED in str(not_supported(Fields({}, ""), named))
+    assert str(refused.value) in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("stored", ["fp8", {"quant_method": 8}, AWQ | {"group_size": 0}, AWQ | {"group_size": "128"}])
-def test_a_wrong_entry_is_named(stored: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["plan", str(written(QWEN3 | {"quantization_config": stored}, tmp_path))]) == ExitCode.MODEL_FILES
-    assert str(tmp_path) in capsys.readouterr().err.splitlines()[-1]
+@pytest.mark.parametrize(
+    ("stored", "named"),
+    [
+        ("fp8", "quantization_config is 'fp8', but must be an object"),
+        ({"quant_method": 8}, "quant_method is 8, but must be a string"),
+        (AWQ | {"group_size": 0}, "group_size is 0, but must be a whole number"),
+        (AWQ | {"group_size": "128"}, "group_size is '128', but must be a whole number"),
+    ],
+)
+def test_a_wrong_entry_is_named_as_serve_names_it(
+    stored: object, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(QWEN3 | {"quantization_config": stored}, tmp_path)
+    with pytest.raises(ModelFilesError, match=named) as refused:
+        open_config(tmp_path)
+    assert cli.run(["plan", str(path)]) == ExitCode.MODEL_FILES
+    assert str(refused.value) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

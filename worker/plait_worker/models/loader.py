@@ -216,7 +216,7 @@ def _formats(
     checkpoint: Checkpoint, dtype: str, chosen: torch.dtype, device: torch.device, *, quantises: bool
 ) -> Sequence[WeightFormat[Any]]:
     """Those in which this device holds the files' matrices."""
-    if quantises and not checkpoint.formats:
+    if quantises and (not checkpoint.formats or _is_nvfp4(checkpoint.source)):
         _check_fp8(device, chosen)
         return [FP8_ON_LOAD]
     if quantises and FP8_STORED not in checkpoint.formats:
@@ -240,8 +240,7 @@ def _packed_formats(
     kinds, title = files.block_kinds(), files.layout.title
     name = str(chosen).removeprefix("torch.")
     if dtype == "auto" and device.type == "cuda":
-        is_nvfp4 = isinstance(files.layout, PackedNvfp4)
-        return _upcast_to_fp8(title, chosen, device) if is_nvfp4 else _int4_formats(files, chosen, device)
+        return _upcast_to_fp8(title, chosen, device) if _is_nvfp4(files) else _int4_formats(files, chosen, device)
     if dtype != "auto" or not _has_quantised_gemm(chosen, device):
         where = "--dtype says so" if dtype != "auto" else f"{device.type} has no GEMM for them with {name}"
         _log.info("weights: %s, upcast to %s: %s", title, name, where)
@@ -267,6 +266,10 @@ def _int4_formats(files: PackedFolder, chosen: torch.dtype, device: torch.device
     more = f"; {num_upcast} of {num_kept + num_upcast} matrices upcast to {name}" if num_upcast else ""
     _log.info("weights: %s, kept in 4 bits%s", title, more)
     return [INT4]
+
+
+def _is_nvfp4(files: TensorSource) -> bool:
+    return isinstance(files, PackedFolder) and isinstance(files.layout, PackedNvfp4)
 
 
 def _upcast_to_fp8(title: str, chosen: torch.dtype, device: torch.device) -> list[WeightFormat[Any]]:

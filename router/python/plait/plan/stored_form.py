@@ -1,31 +1,41 @@
 """In which form a GPU holds a checkpoint's matrices, by `quantization_config` and `--quantization`.
 
-It says the same as the worker's plait_worker/weights, which the router may not import; the tests compare both.
+The entry is read by plait_proto.quantisation, as in the worker. What kernels take of it is said here and in
+plait_worker/weights, since the router needs no torch; the tests compare both.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from plait_proto.fields import Fields
+from plait_proto.quantisation import (
+    MXFP4_GROUP,
+    AwqConfig,
+    Fp8Config,
+    GptqConfig,
+    IntegerScheme,
+    Mxfp4Config,
+    Nvfp4Config,
+    PackedConfig,
+    QuantisationConfig,
+    config_groups,
+    ignored_modules,
+    read_quantisation_config,
+)
+
 from plait.errors import ModelNotFoundError, SettingsError
-from plait.plan.stated_groups import Scheme
-from plait.plan.stated_quantisation import read_stated
 
 NumberFormat = Literal["FP8", "INT4", "MXFP4"]
 MULTIPLE = 16
 """Of the inputs and outputs of a matrix, for the kernels."""
 _BLOCK = 128
 """Side of the FP8 blocks that stay FP8, and inputs of a chunk of 4-bit codes."""
-SUPPORTED = (
-    "these are: AWQ (version gemm, 4 bits), GPTQ (4 or 8 bits), compressed-tensors pack-quantized (integers of 4 or 8 "
-    "bits) and mxfp4-pack-quantized, FP8 (fp8, compressed-tensors of 8-bit floats, modelopt FP8), and GGUF's: use such "
-    "files, or the unquantised model"
-)
 _FEW_GROUP = (32, 64)
-_MXFP4_GROUP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +90,24 @@ class Storage:
     """Which quantised ones are de-quantised, and why; empty if none are."""
 
 
-def read_storage(config: dict[str, Any], where: str) -> Storage:
-    """On a Hopper GPU.
+class _ModelFields(Fields):
+    """Those of a `config.json`."""
 
-    Raises `ModelNotFoundError` for what serve does not read, and `ValueError` for fields of wrong types.
-    """
-    if config.get("quantization_config") is None:
+    error = ModelNotFoundError
+
+
+def read_storage(config: dict[str, Any], where: str) -> Storage:
+    """On a Hopper GPU. Raises `ModelNotFoundError` for what serve does not read, in its words."""
+    fields = _ModelFields(config, where)
+    if not fields.has("quantization_config"):
         return Storage()
-    stated = read_stated(config["quantization_config"])
-    scheme = stated.scheme()
-    if isinstance(scheme, str):
-        raise ModelNotFoundError(f"{where}, quantization_config: quantisation {scheme} is not supported; {SUPPORTED}")
-    return _storage(scheme, tuple(stated.ignored()))
+    stated = fields.nested("quantization_config")
+    found = read_quantisation_config(stated)
+    storage = _storage(found)
+    if storage.form is None:
+        return storage
+    ignored = (*ignored_modules(stated), *_wide_targets(stated, found))
+    return Storage(replace(storage.form, ignored=ignored))
 
 
 def with_fp8(storage: Storage, quantization: str) -> Storage:
@@ -118,22 +134,47 @@ def on_gpu(storage: Storage, gpu: str, keeps_quantised: bool, quantization: str)
     return Storage(None, f"{asked.form.title} weights are upcast: their kernels are for compute capability 9.0")
 
 
-def _storage(scheme: Scheme, ignored: tuple[str, ...]) -> Storage:
-    match scheme.kind:
-        case "fp8":
-            form = StoredForm("FP8", 1, 4)
-        case "fp8 blocks":
-            form = StoredForm("FP8", 1, 4, _BLOCK, _BLOCK)
-        case "mxfp4":
-            form = StoredForm("MXFP4", 0.5, 2, _MXFP4_GROUP)
-        case "int4" if scheme.group is not None and not _is_taken(scheme.group):
-            return Storage(None, f"4 bits in groups of {scheme.group} are upcast: kernels take 32, 64, 128 or all")
-        case "int4":
-            is_mixed = scheme.is_act_order and scheme.group is not None
-            form = StoredForm("INT4", 0.5, 2 + scheme.has_zero, scheme.group, is_mixed=is_mixed)
-        case other:
-            return Storage(None, f"{other} weights are upcast: no kernels hold such")
-    return Storage(replace(form, ignored=ignored))
+def _storage(found: QuantisationConfig) -> Storage:
+    match found:
+        case Fp8Config(block=block):
+            return _floats(block)
+        case Mxfp4Config():
+            return Storage(StoredForm("MXFP4", 0.5, 2, MXFP4_GROUP))
+        case Nvfp4Config():
+            return Storage(StoredForm("FP8", 1, 4), "NVFP4 weights are upcast to FP8: no kernels multiply NVFP4")
+        case AwqConfig(scheme) | GptqConfig(scheme):
+            return _integers(scheme, "8-bit GPTQ")
+        case PackedConfig(schemes):
+            return _integers(next((each for each in schemes if each.has_codes), schemes[0]), "8-bit integer")
+
+
+def _floats(block: tuple[int, int] | None) -> Storage:
+    if block is None:
+        return Storage(StoredForm("FP8", 1, 4))
+    if block == (_BLOCK, _BLOCK):
+        return Storage(StoredForm("FP8", 1, 4, _BLOCK, _BLOCK))
+    return _upcast(f"FP8 blocks of {block[0]} x {block[1]}")
+
+
+def _integers(scheme: IntegerScheme, wide: str) -> Storage:
+    """`wide` names those of 8 bits."""
+    if not scheme.has_codes:
+        return _upcast(wide)
+    if scheme.group_size is not None and not _is_taken(scheme.group_size):
+        return Storage(None, f"4 bits in groups of {scheme.group_size} are upcast: kernels take 32, 64, 128 or all")
+    zero_bytes = not scheme.is_symmetric
+    return Storage(StoredForm("INT4", 0.5, 2 + zero_bytes, scheme.group_size, is_mixed=scheme.mixes_groups))
+
+
+def _upcast(weights: str) -> Storage:
+    return Storage(None, f"{weights} weights are upcast: no kernels hold such")
+
+
+def _wide_targets(stated: Fields, found: QuantisationConfig) -> Iterator[str]:
+    """Modules of 8-bit integers beside others of 4, which are de-quantised."""
+    if isinstance(found, PackedConfig):
+        groups = zip(config_groups(stated), found.schemes, strict=True)
+        yield from (target for group, scheme in groups if not scheme.has_codes for target in group.texts("targets"))
 
 
 def _is_taken(group: int) -> bool:

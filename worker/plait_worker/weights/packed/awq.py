@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from plait_proto.quantisation import IntegerScheme
 from torch import Tensor
 
-from plait_worker.weights.fields import Fields
 from plait_worker.weights.packed import layout
 from plait_worker.weights.packed.integers import ScaledIntegers, unpack
 from plait_worker.weights.packed.layout import Int4Form, StoredTensors
@@ -26,7 +26,7 @@ _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 class Awq:
     """``PackedLayout`` of AWQ."""
 
-    group_size: int | None
+    scheme: IntegerScheme
     ignored: tuple[str, ...]
     packed: str = ".qweight"
     others: tuple[str, ...] = (".qzeros", ".scales")
@@ -34,7 +34,7 @@ class Awq:
     @property
     def title(self) -> str:
         """See ``PackedLayout``."""
-        return f"AWQ, 4 bits, {layout.groups_in_words(self.group_size)}"
+        return f"AWQ, 4 bits, {layout.groups_in_words(self.scheme.group_size)}"
 
     def shape(self, stored: StoredTensors, module: str) -> tuple[int, int]:
         """See ``PackedLayout``."""
@@ -43,14 +43,14 @@ class Awq:
 
     def block_kind(self, stored: StoredTensors, module: str) -> str | None:
         """See ``PackedLayout``."""
-        return layout.blocks_for(_BITS, self.shape(stored, module)[1], self.group_size, is_symmetric=False)
+        return layout.blocks_for(self.scheme, self.shape(stored, module)[1])
 
     @property
-    def int4_form_of_all(self) -> Int4Form:
+    def int4_form_of_all(self) -> Int4Form | None:
         """``int4_form``, which all matrices have."""
-        return Int4Form(self.group_size, has_zero=True)
+        return layout.int4_form(self.scheme, is_mixed=self.scheme.mixes_groups)
 
-    def int4_form(self, _stored: StoredTensors, _module: str) -> Int4Form:
+    def int4_form(self, _stored: StoredTensors, _module: str) -> Int4Form | None:
         """See ``PackedLayout``."""
         return self.int4_form_of_all
 
@@ -61,7 +61,7 @@ class Awq:
     def read(self, stored: StoredTensors, module: str) -> ScaledIntegers:
         """See ``PackedLayout``."""
         num_outputs, num_inputs = self.shape(stored, module)
-        groups = layout.num_groups(module, num_inputs, self.group_size)
+        groups = layout.num_groups(module, num_inputs, self.scheme.group_size)
         zeros = layout.read_fitting(stored, f"{module}.qzeros", (groups, num_outputs // _PER_WORD))
         scale_GO = layout.read_scales(stored, f"{module}.scales", (groups, num_outputs))
         words = stored.read_as_stored(module + self.packed, layout.INT32)
@@ -69,18 +69,6 @@ class Awq:
 
     def check_values(self, _stored: StoredTensors, _modules: Sequence[str]) -> None:
         """See ``PackedLayout``; there is one version of zeros."""
-
-
-def read_awq(stated: Fields) -> Awq:
-    """What ``quantization_config`` says; raises ``ModelFilesError`` for a variant that is not read."""
-    version = stated.text("version", "gemm")
-    bits = stated.integer("w_bit" if stated.has("w_bit") else "bits", low=0)
-    if version.lower() != "gemm" or bits != _BITS:
-        raise layout.not_supported(stated, f"awq of version {version[:20]} with {bits} bits")
-    if not stated.boolean("zero_point", True):
-        raise layout.not_supported(stated, "awq with zero_point false")
-    size = "q_group_size" if stated.has("q_group_size") else "group_size"
-    return Awq(layout.read_group_size(stated, size), tuple(stated.texts("modules_to_not_convert")))
 
 
 def _outputs_first(words: Tensor) -> Tensor:

@@ -7,39 +7,20 @@ Shapes: O outputs, I inputs, G groups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
+from plait_proto.quantisation import IntegerScheme
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
-from plait_worker.weights.fields import Fields
 from plait_worker.weights.packed import layout
 from plait_worker.weights.packed.integers import ScaledIntegers, unpack
 from plait_worker.weights.packed.layout import Int4Form, StoredTensors
 
-PACKED = "pack-quantized"
-_MIXED = "mixed-precision"
-_MAX_SCHEMES = 64
-_ACT_ORDERS = (None, False, True, "group", "weight", "static")
 _INTEGERS = ("I64", "I32")
 _INT8 = ("I8",)
-
-
-@dataclass(frozen=True, slots=True)
-class IntegerScheme:
-    """Of the matrices that one of the configuration's groups names."""
-
-    bits: int
-    group_size: int | None
-    is_symmetric: bool
-
-    @property
-    def title(self) -> str:
-        """In words."""
-        kind = "symmetric" if self.is_symmetric else "with zeros"
-        return f"{self.bits} bits, {layout.groups_in_words(self.group_size)}, {kind}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +28,7 @@ class PackQuantized:
     """``PackedLayout`` of compressed-tensors."""
 
     schemes: tuple[IntegerScheme, ...]
+    """Without act-order: the tensors of a matrix tell."""
     ignored: tuple[str, ...] = ()
     packed: str = ".weight_packed"
     others: tuple[str, ...] = (".weight_scale", ".weight_zero_point", ".weight_g_idx", ".weight_shape")
@@ -54,7 +36,7 @@ class PackQuantized:
     @property
     def title(self) -> str:
         """See ``PackedLayout``."""
-        return f"compressed-tensors, {' or '.join(scheme.title for scheme in self.schemes)}"
+        return f"compressed-tensors, {' or '.join(_title(scheme) for scheme in self.schemes)}"
 
     def shape(self, stored: StoredTensors, module: str) -> tuple[int, int]:
         """See ``PackedLayout``."""
@@ -73,13 +55,12 @@ class PackQuantized:
         if stored.holds(f"{module}.weight_g_idx"):
             return None
         num_inputs, scheme = self.shape(stored, module)[1], self._scheme(stored, module)
-        return layout.blocks_for(scheme.bits, num_inputs, scheme.group_size, is_symmetric=scheme.is_symmetric)
+        return layout.blocks_for(scheme, num_inputs)
 
     def int4_form(self, stored: StoredTensors, module: str) -> Int4Form | None:
         """See ``PackedLayout``."""
         scheme, is_mixed = self._scheme(stored, module), stored.holds(f"{module}.weight_g_idx")
-        form = Int4Form(scheme.group_size, has_zero=not scheme.is_symmetric, is_mixed=is_mixed)
-        return form if scheme.bits == layout.CODE_BITS else None
+        return layout.int4_form(scheme, is_mixed=is_mixed)
 
     def has_half_scales(self, stored: StoredTensors, module: str) -> bool:
         """See ``PackedLayout``."""
@@ -127,34 +108,14 @@ class PackQuantized:
         )
 
 
-def read_pack_quantized(stated: Fields) -> PackQuantized:
-    """What ``quantization_config`` says; raises ``ModelFilesError`` for a variant that is not read."""
-    groups = stated.nested("config_groups")
-    if not 0 < len(groups.values) <= _MAX_SCHEMES:
-        raise layout.not_supported(stated, f"compressed-tensors in {len(groups.values)} groups")
-    schemes = (_read_scheme(stated, groups.nested(name)) for name in groups.values)
-    return PackQuantized(tuple(dict.fromkeys(schemes)), tuple(stated.texts("ignore")))
+def distinct(schemes: Iterable[IntegerScheme]) -> tuple[IntegerScheme, ...]:
+    """For ``PackQuantized``."""
+    return tuple(dict.fromkeys(replace(scheme, is_act_order=False) for scheme in schemes))
 
 
-def is_pack_quantized(stated: Fields) -> bool:
-    """Whether compressed-tensors has packed its integers."""
-    return stated.text("format", "") in (PACKED, _MIXED)
-
-
-def _read_scheme(stated: Fields, group: Fields) -> IntegerScheme:
-    if group.text("format", PACKED) != PACKED:
-        raise layout.not_supported(stated, f"compressed-tensors with a group of format {group.text('format')[:40]}")
-    if group.has("input_activations"):
-        raise layout.not_supported(stated, "compressed-tensors of integer weights with quantised activations")
-    weights = group.nested("weights")
-    kind, bits = weights.text("type", "int"), weights.integer("num_bits", 0, 0)
-    strategy, order = weights.text("strategy", "of no name"), weights.values.get("actorder")
-    if kind != "int" or bits not in layout.INTEGER_BITS or strategy not in ("group", "channel"):
-        raise layout.not_supported(stated, f"compressed-tensors of {bits}-bit {kind} weights, strategy {strategy[:20]}")
-    if order not in _ACT_ORDERS:
-        raise layout.not_supported(stated, f"compressed-tensors with actorder {str(order)[:20]}")
-    size = None if strategy == "channel" else layout.read_group_size(weights, "group_size")
-    return IntegerScheme(bits, size, weights.boolean("symmetric", True))
+def _title(scheme: IntegerScheme) -> str:
+    kind = "symmetric" if scheme.is_symmetric else "with zeros"
+    return f"{scheme.bits} bits, {layout.groups_in_words(scheme.group_size)}, {kind}"
 
 
 def _zeros(stored: StoredTensors, module: str, scheme: IntegerScheme, shape: tuple[int, int]) -> Tensor:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
+from plait_proto.quantisation import IntegerScheme
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
-from plait_worker.weights.fields import Fields
 from plait_worker.weights.packed import layout
 from plait_worker.weights.packed.integers import ScaledIntegers, unpack
 from plait_worker.weights.packed.layout import Int4Form, StoredTensors
@@ -34,12 +34,8 @@ _MOST_OFF = 0.5
 class Gptq:
     """``PackedLayout`` of GPTQ."""
 
-    bits: int
-    group_size: int | None
-    is_symmetric: bool
-    is_act_order: bool
-    """Whether inputs were quantised, and so grouped, in another order than they have."""
-    zero_offset: int
+    scheme: IntegerScheme
+    checkpoint_format: str
     ignored: tuple[str, ...] = ()
     packed: str = ".qweight"
     others: tuple[str, ...] = (".qzeros", ".scales", ".g_idx")
@@ -47,12 +43,12 @@ class Gptq:
     @property
     def title(self) -> str:
         """See ``PackedLayout``."""
-        order = ", act-order" if self.is_act_order else ""
-        return f"GPTQ, {self.bits} bits, {layout.groups_in_words(self.group_size)}{order}"
+        order = ", act-order" if self.scheme.is_act_order else ""
+        return f"GPTQ, {self.scheme.bits} bits, {layout.groups_in_words(self.scheme.group_size)}{order}"
 
     @property
     def _per_word(self) -> int:
-        return layout.WORD_BITS // self.bits
+        return layout.WORD_BITS // self.scheme.bits
 
     def shape(self, stored: StoredTensors, module: str) -> tuple[int, int]:
         """See ``PackedLayout``."""
@@ -61,17 +57,14 @@ class Gptq:
 
     def block_kind(self, stored: StoredTensors, module: str) -> str | None:
         """See ``PackedLayout``."""
-        if self.is_act_order and self.group_size is not None:
+        if self.scheme.mixes_groups:
             return None
-        num_inputs = self.shape(stored, module)[1]
-        return layout.blocks_for(self.bits, num_inputs, self.group_size, is_symmetric=self.is_symmetric)
+        return layout.blocks_for(self.scheme, self.shape(stored, module)[1])
 
     @property
     def int4_form_of_all(self) -> Int4Form | None:
         """``int4_form``, which all matrices have."""
-        is_mixed = self.is_act_order and self.group_size is not None
-        form = Int4Form(self.group_size, has_zero=not self.is_symmetric, is_mixed=is_mixed)
-        return form if self.bits == layout.CODE_BITS else None
+        return layout.int4_form(self.scheme, is_mixed=self.scheme.mixes_groups)
 
     def int4_form(self, _stored: StoredTensors, _module: str) -> Int4Form | None:
         """See ``PackedLayout``."""
@@ -84,11 +77,11 @@ class Gptq:
     def read(self, stored: StoredTensors, module: str) -> ScaledIntegers:
         """See ``PackedLayout``."""
         num_outputs, num_inputs = self.shape(stored, module)
-        groups = layout.num_groups(module, num_inputs, self.group_size)
+        groups = layout.num_groups(module, num_inputs, self.scheme.group_size)
         scale_GO = layout.read_scales(stored, f"{module}.scales", (groups, num_outputs))
         words = stored.read_as_stored(module + self.packed, layout.INT32)
         return ScaledIntegers(
-            unpack(words.T, self.bits),
+            unpack(words.T, self.scheme.bits),
             self._zeros(stored, module, (groups, num_outputs)),
             scale_GO.T.contiguous(),
             self._order(stored, module, num_inputs, groups),
@@ -99,12 +92,12 @@ class Gptq:
 
         One of 255 integers is too little to tell.
         """
-        if self.is_symmetric or self.bits == 8:
+        if self.scheme.is_symmetric or self.scheme.bits == 8:
             return
         sampled = modules[:: -(-len(modules) // _NUM_SAMPLED)]
         off = median(self.read(stored, module).mean_integer() for module in sampled)
         if abs(off) > _MOST_OFF:
-            stated, other = sorted(_ZERO_LESS_ONE, key=lambda name: _ZERO_LESS_ONE[name] != self.zero_offset)
+            stated, other = sorted(_ZERO_LESS_ONE, key=lambda name: name != self.checkpoint_format)
             raise ModelFilesError(
                 f"weights of {sampled[0]} and others are {off:+.1f} integers from 0 on average, so their zeros are not "
                 f"of checkpoint_format {stated}: set checkpoint_format in quantization_config to {other}, or download "
@@ -115,16 +108,16 @@ class Gptq:
         """int16 ``[O, G]``."""
         name, num_words = f"{module}.qzeros", -(-shape[1] // self._per_word)
         words = layout.read_fitting(stored, name, (shape[0], num_words))
-        if self.is_symmetric:
+        if self.scheme.is_symmetric:
             return self._middles(name, self._unpacked(words, shape[1]))
-        return self._unpacked(words + _ONES[self.bits] * self.zero_offset, shape[1])
+        return self._unpacked(words + _ONES[self.scheme.bits] * _ZERO_LESS_ONE[self.checkpoint_format], shape[1])
 
     def _unpacked(self, words: Tensor, num_outputs: int) -> Tensor:
-        return unpack(words, self.bits)[:, :num_outputs].T.contiguous().to(torch.int16)
+        return unpack(words, self.scheme.bits)[:, :num_outputs].T.contiguous().to(torch.int16)
 
     def _middles(self, name: str, stored_OG: Tensor) -> Tensor:
         """Of symmetric files, whichever version they say they are: some of the second call themselves the first."""
-        middle = 1 << self.bits - 1
+        middle = 1 << self.scheme.bits - 1
         if not any(bool((stored_OG == each).all()) for each in (middle, middle - 1)):
             raise ModelFilesError(
                 f"tensor {name} holds zeros other than {middle}, but quantization_config says sym: set sym to false, "
@@ -134,31 +127,12 @@ class Gptq:
 
     def _order(self, stored: StoredTensors, module: str, num_inputs: int, groups: int) -> Tensor | None:
         name = f"{module}.g_idx"
-        if not self.is_act_order and not stored.holds(name):
+        if not self.scheme.is_act_order and not stored.holds(name):
             return None
         group_I = layout.read_order(stored, name, num_inputs, groups)
-        if group_I is not None and not self.is_act_order:
+        if group_I is not None and not self.scheme.is_act_order:
             raise ModelFilesError(
                 f"tensor {name} has another order of inputs, but quantization_config says desc_act false: set it to "
                 "true, or download the model again"
             )
         return group_I
-
-
-def read_gptq(stated: Fields) -> Gptq:
-    """What ``quantization_config`` says; raises ``ModelFilesError`` for a variant that is not read."""
-    bits, stored_as = stated.integer("bits", low=0), stated.text("checkpoint_format", "gptq")
-    if bits not in layout.INTEGER_BITS:
-        raise layout.not_supported(stated, f"gptq with {bits} bits")
-    if stored_as not in _ZERO_LESS_ONE or stated.boolean("is_marlin_format", False):
-        raise layout.not_supported(stated, f"gptq of checkpoint_format {stored_as[:20]}")
-    if any(not rule.startswith("-") for rule in stated.nested("dynamic").values):
-        raise layout.not_supported(stated, "gptq with other schemes for some layers (dynamic)")
-    return Gptq(
-        bits,
-        layout.read_group_size(stated, "group_size"),
-        stated.boolean("sym", True),
-        stated.boolean("desc_act", False),
-        _ZERO_LESS_ONE[stored_as],
-        tuple(stated.texts("modules_to_not_convert")),
-    )

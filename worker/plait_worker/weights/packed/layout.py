@@ -8,17 +8,13 @@ from typing import Protocol
 
 import torch
 from plait_kernels.linear.int4 import MULTIPLE, num_bytes, takes_groups
+from plait_proto.quantisation import IntegerScheme
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
-from plait_worker.weights.fields import Fields
 from plait_worker.weights.packed.integers import BLOCK, ScaledIntegers, block_kind
 
 WORD_BITS = 32
-INTEGER_BITS = (4, 8)
-"""Widths that are read."""
-CODE_BITS = 4
-"""Those of which the GPU's kernels multiply."""
 INT32 = ("I32",)
 _SCALES = ("F16", "BF16", "F32")
 _MAX_SCALE = 65504.0
@@ -176,27 +172,18 @@ def num_groups(name: str, num_inputs: int, group_size: int | None) -> int:
     return 1 if group_size is None else num_inputs // group_size
 
 
-def blocks_for(bits: int, num_inputs: int, group_size: int | None, *, is_symmetric: bool) -> str | None:
+def blocks_for(scheme: IntegerScheme, num_inputs: int) -> str | None:
     """The blocks that hold such a matrix if its groups are runs; None if a block would have two scales."""
-    run = num_inputs if group_size is None else group_size
-    return None if run % BLOCK else block_kind(bits, is_symmetric=is_symmetric)
+    run = num_inputs if scheme.group_size is None else scheme.group_size
+    return None if run % BLOCK else block_kind(scheme.bits, is_symmetric=scheme.is_symmetric)
 
 
-def read_group_size(stated: Fields, name: str) -> int | None:
-    """Inputs that share a scale; None for all of an output, which files write as -1."""
-    return None if stated.values.get(name) == -1 else stated.integer(name)
+def int4_form(scheme: IntegerScheme, *, is_mixed: bool) -> Int4Form | None:
+    """How codes of this scheme are scaled; None if they have not 4 bits."""
+    form = Int4Form(scheme.group_size, has_zero=not scheme.is_symmetric, is_mixed=is_mixed)
+    return form if scheme.has_codes else None
 
 
 def groups_in_words(group_size: int | None) -> str:
     """For the log."""
     return "a scale a channel" if group_size is None else f"groups of {group_size}"
-
-
-def not_supported(stated: Fields, what: str) -> ModelFilesError:
-    """The error for a scheme that is not read."""
-    return ModelFilesError(
-        f"{stated.where}: quantisation {what} is not supported; these are: AWQ (version gemm, 4 bits), GPTQ (4 or 8 "
-        "bits), compressed-tensors pack-quantized (integers of 4 or 8 bits), mxfp4-pack-quantized and "
-        "nvfp4-pack-quantized, FP8 (fp8, compressed-tensors of 8-bit floats, modelopt FP8), modelopt NVFP4, and "
-        "GGUF's: use such files, or the unquantised model"
-    )

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
-from plait_worker.weights.fields import Fields
 from plait_worker.weights.packed import e2m1, layout
 from plait_worker.weights.packed.integers import BLOCK, FLOAT_MIDDLE, ScaledIntegers
 from plait_worker.weights.packed.layout import Int4Form, StoredTensors
 
-FORMAT = "mxfp4-pack-quantized"
 _EXPONENTS = ("U8", "F8_E8M0")
 _ZERO_EXPONENT = 128
 """Of a stored scale of 2, whose half is 2 ** 0."""
@@ -85,21 +83,6 @@ class PackedMxfp4:
         return layout.read_fitting(stored, f"{module}.weight_scale", (num_outputs, groups), _EXPONENTS).view(
             torch.uint8
         )
-
-
-def read_mxfp4(stated: Fields) -> PackedMxfp4:
-    """What ``quantization_config`` says; raises ``ModelFilesError`` for a variant that is not read.
-
-    Activations are not rounded, whatever it says of them.
-    """
-    groups = stated.nested("config_groups")
-    for name in groups.values:
-        weights = groups.nested(name).nested("weights")
-        kind, bits = weights.text("type", "int"), weights.integer("num_bits", 0, 0)
-        size = weights.integer("group_size", BLOCK)
-        if (kind, bits, size) != ("float", 4, BLOCK) or not weights.boolean("symmetric", True):
-            raise layout.not_supported(stated, f"{FORMAT} of {bits}-bit {kind} weights in groups of {size}")
-    return PackedMxfp4(tuple(stated.texts("ignore")))
 
 
 def _powers_of_two(exponent: Tensor) -> Tensor:

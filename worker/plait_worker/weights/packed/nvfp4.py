@@ -12,17 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from plait_proto.quantisation import NVFP4_GROUP
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
-from plait_worker.weights.fields import Fields
 from plait_worker.weights.packed import e2m1, layout
 from plait_worker.weights.packed.integers import FLOAT_MIDDLE, ScaledIntegers
 from plait_worker.weights.packed.layout import Int4Form, StoredTensors
 
-FORMAT = "nvfp4-pack-quantized"
-ALGORITHM = "NVFP4"
-GROUP = 16
 _SCALES = ("F8_E4M3",)
 _WHOLE = ("F32",)
 
@@ -59,7 +56,7 @@ class PackedNvfp4:
 
     def int4_form(self, _stored: StoredTensors, _module: str) -> Int4Form:
         """See ``PackedLayout``."""
-        return Int4Form(GROUP, has_zero=False, is_float=True)
+        return Int4Form(NVFP4_GROUP, has_zero=False, is_float=True)
 
     def check_values(self, _stored: StoredTensors, _modules: Sequence[str]) -> None:
         """See ``PackedLayout``; there are no zeros."""
@@ -73,46 +70,23 @@ class PackedNvfp4:
     def _scales(self, stored: StoredTensors, module: str) -> Tensor:
         """float32 ``[O, G]``, of the elements."""
         num_outputs, num_inputs = self.shape(stored, module)
-        groups = layout.num_groups(module, num_inputs, GROUP)
+        groups = layout.num_groups(module, num_inputs, NVFP4_GROUP)
         scale_OG = _read(stored, f"{module}.weight_scale", (num_outputs, groups), _SCALES)
         whole = _whole_scale(stored, module + self.whole)
         return scale_OG / whole if self.is_divisor else scale_OG * whole
 
 
-def read_compressed_nvfp4(stated: Fields) -> PackedNvfp4:
-    """What compressed-tensors' ``quantization_config`` says; raises ``ModelFilesError`` for a variant that is not read.
-
-    Activations are not rounded, whatever it says of them.
-    """
-    groups = stated.nested("config_groups")
-    for name in groups.values:
-        weights = groups.nested(name).nested("weights")
-        kind, bits = weights.text("type", "int"), weights.integer("num_bits", 0, 0)
-        size = weights.integer("group_size", GROUP)
-        if (kind, bits, size) != ("float", 4, GROUP) or not weights.boolean("symmetric", True):
-            raise layout.not_supported(stated, f"{FORMAT} of {bits}-bit {kind} weights in groups of {size}")
+def nvfp4_layout(method: str, ignored: tuple[str, ...]) -> PackedNvfp4:
+    """Of a ``quant_method``."""
+    if method == "modelopt":
+        return PackedNvfp4("ModelOpt, NVFP4", ignored, ".weight", ".weight_scale_2", (), is_divisor=False)
     return PackedNvfp4(
-        title="compressed-tensors, NVFP4",
-        ignored=tuple(stated.texts("ignore")),
+        title=f"{method}, NVFP4",
+        ignored=ignored,
         packed=".weight_packed",
         whole=".weight_global_scale",
         unread=(".input_global_scale",),
         is_divisor=True,
-    )
-
-
-def read_modelopt_nvfp4(stated: Fields) -> PackedNvfp4:
-    """What ModelOpt's ``quantization_config`` says; raises ``ModelFilesError`` for a variant that is not read."""
-    size = stated.integer("group_size", GROUP)
-    if size != GROUP:
-        raise layout.not_supported(stated, f"modelopt {ALGORITHM} in groups of {size}")
-    return PackedNvfp4(
-        title="ModelOpt, NVFP4",
-        ignored=(*stated.texts("exclude_modules"), *stated.texts("ignore")),
-        packed=".weight",
-        whole=".weight_scale_2",
-        unread=(),
-        is_divisor=False,
     )
 
 

@@ -1,0 +1,32 @@
+"""What ``quantization_config`` of a ``config.json`` states: workers read tensors by it, ``plait plan`` counts bytes."""
+
+from plait_proto.quantisation.compressed_tensors import config_groups
+from plait_proto.quantisation.configs import (
+    MXFP4_GROUP,
+    NVFP4_GROUP,
+    AwqConfig,
+    Fp8Config,
+    GptqConfig,
+    IntegerScheme,
+    Mxfp4Config,
+    Nvfp4Config,
+    PackedConfig,
+    QuantisationConfig,
+)
+from plait_proto.quantisation.read import ignored_modules, read_quantisation_config
+
+__all__ = [
+    "MXFP4_GROUP",
+    "NVFP4_GROUP",
+    "AwqConfig",
+    "Fp8Config",
+    "GptqConfig",
+    "IntegerScheme",
+    "Mxfp4Config",
+    "Nvfp4Config",
+    "PackedConfig",
+    "QuantisationConfig",
+    "config_groups",
+    "ignored_modules",
+    "read_quantisation_config",
+]

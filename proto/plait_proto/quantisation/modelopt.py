@@ -1,0 +1,21 @@
+"""ModelOpt: one algorithm for all modules that are quantised."""
+
+from __future__ import annotations
+
+from plait_proto.fields import Fields
+from plait_proto.quantisation.configs import NVFP4_GROUP, Fp8Config, Nvfp4Config
+from plait_proto.quantisation.unsupported import not_supported
+
+METHOD = "modelopt"
+
+
+def read_modelopt(stated: Fields) -> Fp8Config | Nvfp4Config:
+    """By ``quant_algo``."""
+    algorithm = stated.text("quant_algo", "of no name")
+    if algorithm == "FP8":
+        return Fp8Config(METHOD)
+    if algorithm != "NVFP4":
+        raise not_supported(stated, f"{METHOD} {algorithm}")
+    if (size := stated.integer("group_size", NVFP4_GROUP)) != NVFP4_GROUP:
+        raise not_supported(stated, f"{METHOD} {algorithm} in groups of {size}")
+    return Nvfp4Config(METHOD)
