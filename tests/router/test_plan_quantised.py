@@ -194,6 +194,44 @@ def test_experts_whose_blocks_ranks_would_cut_are_held_in_16_bits(
     assert "--tp 8 cuts within groups that share a scale: experts in 16 bits." in capsys.readouterr().out
 
 
+ACT_ORDER = GPTQ | {"desc_act": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "stored", "said"),
+    [
+        (QWEN3_MOE, ACT_ORDER, "experts in 16 bits, 0.3 GB instead of 0.1 GB"),
+        (QWEN3_MOE, packed("int", 4, actorder="group"), "experts in 16 bits, 0.3 GB instead of 0.1 GB"),
+        (V2_LITE, ACT_ORDER, "experts and shared experts in 16 bits, 1.1 GB instead of 0.3 GB"),
+    ],
+)
+def test_experts_that_act_order_widens_are_counted_and_named(
+    config: dict[str, Any], stored: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = planned(config | {"quantization_config": stored}, tmp_path)
+    assert {each.quantised for each in held(model, EXPERTS)} == {0}
+    assert {each.quantised for each in held(model, ATTENTION) if each.part.module} == {1}
+    assert cli.run(["plan", str(tmp_path / "config.json")]) == 0
+    assert f"Act-order (desc_act, actorder): {said}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("config", "stored"),
+    [
+        (QWEN3, ACT_ORDER),
+        (QWEN3_MOE, GPTQ),
+        (QWEN3_MOE, ACT_ORDER | {"group_size": -1}),
+        (QWEN3_MOE, packed("int", 4, actorder="weight")),
+        (QWEN3_MOE, ACT_ORDER | {"modules_to_not_convert": ["experts"]}),
+    ],
+)
+def test_nothing_is_said_of_act_order_where_it_widens_no_experts(
+    config: dict[str, Any], stored: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["plan", str(written(config | {"quantization_config": stored}, tmp_path))]) == 0
+    assert "Act-order" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("quantization", ["auto", "fp8"])
 @pytest.mark.parametrize(("gpu", "low", "high", "said"), [("h200", 229, 232, "FP8"), ("b200", 456, 460, "upcast")])
 def test_fp8_files_stay_so_on_hopper_and_are_upcast_on_blackwell(

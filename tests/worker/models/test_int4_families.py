@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from plait.plan.layout import Layout
+from plait.plan.model import read_model as read_planned
+from plait.plan.parts import EXPERTS, act_order_cost, parts_of
 from plait_kernels.linear import Int4Matrix
 from plait_kernels.moe import Int4Experts
 from plait_testing.packed_models import FORMS, dense_twin, write_packed
@@ -59,10 +62,12 @@ def packed(save_tiny: Callable[..., Any], tmp_path: Path) -> Callable[..., Path]
     return write
 
 
-def load(folder: Path, parallel: Parallel, held: WeightMemory | None = None) -> Model[Any]:
+def load(
+    folder: Path, parallel: Parallel, held: WeightMemory | None = None, dtype: torch.dtype = torch.float32
+) -> Model[Any]:
     checkpoint = open_checkpoint(folder)
     source = in_neox_rope_order(checkpoint.source, checkpoint.config)
-    weights = Weights(source, torch.float32, CPU, formats=[INT4], held=held)
+    weights = Weights(source, dtype, CPU, formats=[INT4], held=held)
     with torch.inference_mode():
         return read_model(checkpoint.config, weights, parallel, None)
 
@@ -109,6 +114,20 @@ def test_bytes_are_told_from_the_headers_as_they_are_held(packed: Callable[..., 
         assert {name: held.taken[name] for name in quantised} == {
             name: INT4.stored_bytes(source, name) for name in quantised
         }
+
+
+@pytest.mark.parametrize(("form", "stays_16_bit"), [("gptq", False), ("gptq-act-order", True)])
+def test_the_plan_counts_experts_as_they_are_held(
+    form: str, stays_16_bit: bool, packed: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, held = packed("experts", form, 32), WeightMemory()
+    load(folder, Parallel(), held, torch.bfloat16)
+    planned = read_planned(str(folder), tmp_path)
+    experts = [each for each in Layout(1, 1).held(planned) if each.part.name == EXPERTS]
+    taken = sum(num_bytes for name, num_bytes in held.taken.items() if ".experts." in name)
+    assert sum(each.num_bytes for each in experts) == taken
+    cost = act_order_cost(parts_of(planned), planned.storage.form)
+    assert (None if cost is None else cost.num_bytes) == (taken if stays_16_bit else None)
 
 
 @pytest.mark.parametrize("model", ["dense", "experts"])

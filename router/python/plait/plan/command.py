@@ -14,11 +14,12 @@ from plait.plan.choices import fitting, longest_context
 from plait.plan.gpus import GPUS, Gpu
 from plait.plan.layout import Layout, Memory
 from plait.plan.model import PlannedModel, read_model
+from plait.plan.parts import act_order_cost, parts_of
 from plait.plan.rates import Expectations, Expected
 from plait.plan.serve_command import command_lines
 from plait.plan.settings import PlanSettings
 from plait.plan.stored_form import on_gpu
-from plait.plan.words import gb, held_as
+from plait.plan.words import act_order_note, gb, held_as
 
 STREAMS = (1, 8, 64, 256, 1024)
 """Loads of the second table."""
@@ -107,6 +108,8 @@ class _Plan:
     def _notes(self, choices: list[Choice]) -> Iterator[str]:
         """What the table does not say of its layouts."""
         given, used = self._settings.machine.gpus, self._fitting.num_gpus
+        if cost := act_order_cost(parts_of(self._shape), self._shape.storage.form):
+            yield act_order_note(cost)
         if used < given:
             yield f"No layout of all {given} GPUs fits, so these take {used}. {self._working_tp(given)}"
         for layout in (choice[0] for choice in choices):

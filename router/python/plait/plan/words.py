@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plait.plan.parts import ActOrderCost
 from plait.plan.stored_form import Storage
 
 
@@ -15,3 +16,11 @@ def held_as(storage: Storage) -> str:
     if storage.form is not None:
         return f"with {storage.form.title} matrices"
     return "in 16 bits" + (f" ({storage.upcast})" if storage.upcast else "")
+
+
+def act_order_note(cost: ActOrderCost) -> str:
+    """What act-order costs in memory, and why."""
+    return (
+        f"Act-order (desc_act, actorder): {' and '.join(cost.names)} in 16 bits, {gb(cost.num_bytes)} instead of "
+        f"{gb(cost.quantised_bytes)}; no kernels take experts whose groups mix inputs."
+    )
