@@ -63,6 +63,8 @@ MINIMAX = QWEN3_MOE | {
     "quantization_config": FP8_BLOCKS,
 }
 
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+
 
 def packed(kind: str, bits: int, **more: object) -> dict[str, Any]:
     """compressed-tensors of one group."""
@@ -127,6 +129,7 @@ def test_weights_are_within_a_fiftieth_of_what_a_rank_counts(
         (FP8_BLOCKS, 1 + 4 / 128**2),
         ({"quant_method": "fp8"}, 1 + 4 / 4096),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, 1 + 4 / 4096),
+        (NVFP4, 1 + 4 / 4096),
         (FP8_BLOCKS | {"weight_block_size": [64, 64]}, 2),
         (AWQ, 0.5 + 3 / 128),
         (GPTQ, 0.5 + 2 / 128),
@@ -194,6 +197,15 @@ def test_experts_whose_blocks_ranks_would_cut_are_held_in_16_bits(
     assert "--tp 8 cuts within groups that share a scale: experts in 16 bits." in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("quantization", ["auto", "fp8"])
+def test_nvfp4_is_held_in_fp8_and_the_plan_says_so(
+    quantization: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(QWEN3 | {"quantization_config": NVFP4}, tmp_path)
+    assert cli.run(["plan", str(path), "--gpus", "1", "--quantization", quantization]) == 0
+    assert "NVFP4 weights are upcast to FP8: no kernels multiply NVFP4" in capsys.readouterr().out
+
+
 ACT_ORDER = GPTQ | {"desc_act": True}
 
 
@@ -256,7 +268,8 @@ def test_a_70b_in_4_bits_is_planned_on_one_h100(tmp_path: Path, capsys: pytest.C
     ("stored", "named"),
     [
         ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt NVFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "modelopt W4A8_AWQ"),
+        (NVFP4 | {"group_size": 32}, "modelopt NVFP4 in groups of 32"),
         ({"quant_method": "mxfp4"}, "mxfp4"),
         (AWQ | {"version": "gemv"}, "awq of version gemv with 4 bits"),
         (GPTQ | {"bits": 3}, "gptq with 3 bits"),

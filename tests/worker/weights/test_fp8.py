@@ -306,7 +306,7 @@ def test_scales_that_do_not_fit_are_refused_by_name(edit: Edit, said: str, folde
 @pytest.mark.parametrize(
     ("stated", "said"),
     [
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt NVFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "modelopt W4A8_AWQ"),
         (compressed("group"), "8-bit float weights, strategy group"),
         (compressed("channel", num_bits=4, type="int"), "4-bit int weights"),
         (compressed("block"), "fp8 with block_structure absent"),

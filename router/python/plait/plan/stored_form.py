@@ -107,7 +107,7 @@ def read_storage(config: dict[str, Any], where: str) -> Storage:
     if storage.form is None:
         return storage
     ignored = (*ignored_modules(stated), *_wide_targets(stated, found))
-    return Storage(replace(storage.form, ignored=ignored))
+    return replace(storage, form=replace(storage.form, ignored=ignored))
 
 
 def with_fp8(storage: Storage, quantization: str) -> Storage:

@@ -13,9 +13,8 @@ def gb(num_bytes: float) -> str:
 
 def held_as(storage: Storage) -> str:
     """The form of the weights, behind their size."""
-    if storage.form is not None:
-        return f"with {storage.form.title} matrices"
-    return "in 16 bits" + (f" ({storage.upcast})" if storage.upcast else "")
+    held = "in 16 bits" if storage.form is None else f"with {storage.form.title} matrices"
+    return held + (f" ({storage.upcast})" if storage.upcast else "")
 
 
 def act_order_note(cost: ActOrderCost) -> str:
