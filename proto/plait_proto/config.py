@@ -61,8 +61,6 @@ class SharedExperts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Of this engine, among those of the group."""
     num_replicas: int
     """Of all engines."""
-    directory: str | None
-    """Where the ranks of all engines meet; mode 0700, on one host. None if they are on several hosts."""
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,8 +74,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The replicas share their experts."""
     group: SharedExperts | None = None
     """The engines whose replicas share them, if this is not the only one."""
-    spans_hosts: bool = False
-    """Ranks that compute together are on several hosts: they meet by way of their engines, not by files."""
+    meets_by_engine: bool = False
+    """Ranks that compute together are on several hosts, or of several engines: they meet by way of their engines."""
     ranks_per_host: int | None = None
     """Ranks of the engine on each of its hosts, in order; None if all are on one."""
 

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 from plait_testing import recall
-from plait_testing.grouped_engines import over_tcp, spawn_engines, start_engines
+from plait_testing.grouped_engines import GroupFlags, over_ipc, over_tcp, spawn_engines, start_engines
 from plait_testing.metrics import read_metrics
 from plait_testing.model_mistakes import mistakes_of_the_engine
 from plait_testing.recording import Record
@@ -142,6 +142,22 @@ def test_engines_that_differ_in_layout_are_refused(tmp_path: Path, check_models:
     assert "the configuration of engine 1 is not that of engine 0 in one thing" in other.last_line
     assert "--tp: 1 on engine 0, 2 on engine 1" in other.last_line
     one.kill()
+
+
+def test_ranks_of_two_groups_in_one_directory_do_not_meet(tmp_path: Path, check_models: Path) -> None:
+    first = over_ipc(tmp_path)
+    started: list[Server] = []
+    try:
+        for name, meet in (("first", first), ("second", GroupFlags(f"{first.endpoint}-of-others"))):
+            folder = tmp_path / name
+            folder.mkdir()
+            started += spawn_engines(folder, check_models / "recall-mla", 2, *FLAGS, meet=meet)
+        for one in started:
+            wait_until_ready(one)
+            assert recall.ask_all(one.url, recall.problems(7, 1, 256), model="recall-mla") == []
+    finally:
+        for one in started:
+            one.kill()
 
 
 @pytest.mark.parametrize("phase", ["loading", "idle", "streaming", "draining"])

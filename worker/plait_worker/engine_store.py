@@ -1,4 +1,4 @@
-"""The store of ranks on several hosts: each asks its engine, so that no further port is open to strangers."""
+"""The store of ranks on several hosts or of several engines: each asks its engine, and opens no port to strangers."""
 
 from __future__ import annotations
 

@@ -33,7 +33,6 @@ from plait_worker.engine_store import EngineStore
 from plait_worker.errors import WorkerError, first_line
 from plait_worker.expert_parallel import ExpertParallel, exchange_for
 from plait_worker.link import Link
-from plait_worker.meeting import open_store
 from plait_worker.model_config import ModelConfig
 from plait_worker.parallel import Parallel
 from plait_worker.peers import LEAST_HIDDEN
@@ -73,7 +72,7 @@ def init_parallel(config: WorkerConfig, rank: int, device: torch.device, link: L
     """Join the other ranks of the replica over TCP. Addresses go through a FileStore, or through the engine.
 
     Ranks of replicas that share their experts join all others of the group. Raises ``WorkerError`` of code RANK_LOST if
-    another is missing, and of code SETTINGS if the ranks are on several hosts and there is no link.
+    another is missing, and of code SETTINGS if the ranks meet by way of an engine and there is no link.
     """
     world = config.parallel.world
     replica, place = divmod(rank, world)
@@ -90,12 +89,12 @@ def init_parallel(config: WorkerConfig, rank: int, device: torch.device, link: L
 
 
 def _engine_store(config: ParallelConfig, link: Link | None) -> dist.Store | None:
-    """None if all ranks are on one host."""
-    if not config.spans_hosts:
+    """None if one engine on this host has all ranks."""
+    if not config.meets_by_engine:
         return None
     if link is None:
         raise WorkerError(
-            ExitCode.SETTINGS, "parallel.spans_hosts: the ranks meet by way of an engine, and none is there"
+            ExitCode.SETTINGS, "parallel.meets_by_engine: the ranks meet by way of an engine, and none is there"
         )
     return EngineStore(link, of_group=config.dp_attention)
 
@@ -109,8 +108,7 @@ def _init_group(
     rank, world = rank + (0 if group is None else group.first_replica * tp), num_replicas * tp
     replica, place = divmod(rank, tp)
     if world > 1:
-        directory = None if group is None or group.directory is None else Path(group.directory)
-        _meet(store or open_store(directory, run_dir, rank, world), rank, world, device)
+        _meet(store or dist.FileStore(str(run_dir / "ranks"), world), rank, world, device)
     everyone = Parallel(rank, world, dist.group.WORLD if world > 1 else None, setting="of --dp-attention")
     experts = ExpertParallel(everyone, replica, num_replicas, exchange_for(device.type, everyone))
     everyone.wait_for_all()

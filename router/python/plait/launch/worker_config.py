@@ -32,6 +32,7 @@ def worker_config(
     max_batch_tokens, max_seqs = settings.scheduler.max_batch_tokens, settings.scheduler.max_seqs
     assert max_batch_tokens is not None, "with_batch_sizes fills it in"
     assert max_seqs is not None, "with_batch_sizes fills it in"
+    shared = _shared_experts(settings, group)
     return WorkerConfig(
         model=str(model),
         run_dir=str(run_dir),
@@ -39,8 +40,8 @@ def worker_config(
             world=settings.process.tp,
             dp=settings.process.dp,
             dp_attention=settings.process.dp_attention,
-            group=_shared_experts(settings, group),
-            spans_hosts=settings.hosts.rank_hosts > 1 or (settings.process.dp_attention and _spans_hosts(group)),
+            group=shared,
+            meets_by_engine=settings.hosts.rank_hosts > 1 or shared is not None,
             ranks_per_host=num_own_ranks(settings),
         ),
         load_format=settings.model.load_format,
@@ -64,15 +65,7 @@ def _shared_experts(settings: ServeSettings, group: GroupMembership | None) -> S
     if group is None or group.num_engines == 1 or not settings.process.dp_attention:
         return None
     num_own = settings.process.dp
-    return SharedExperts(
-        first_replica=group.engine * num_own,
-        num_replicas=group.num_engines * num_own,
-        directory=None if _spans_hosts(group) else str(Path(group.endpoint.removeprefix("ipc://")).parent),
-    )
-
-
-def _spans_hosts(group: GroupMembership | None) -> bool:
-    return group is not None and group.num_engines > 1 and not group.endpoint.startswith("ipc://")
+    return SharedExperts(first_replica=group.engine * num_own, num_replicas=group.num_engines * num_own)
 
 
 def _fields_of(component: msgspec.Struct, config: type[Config]) -> Config:
