@@ -249,6 +249,18 @@ def test_two_engines_with_one_number_end_the_group_which_names_it(tmp_path: Path
             one.kill()
 
 
+def test_a_second_engine_0_is_refused_and_the_group_serves_on(
+    group: StartGroup, tmp_path: Path, check_models: Path
+) -> None:
+    engines = group(2)
+    folder = tmp_path / "twin"
+    folder.mkdir()
+    twin = spawn(folder, check_models, 0, *place(0, 2, f"ipc://{tmp_path}/group/votes"))
+    assert twin.wait() == 2
+    assert "is taken: engine 0 of a group listens there" in twin.last_line
+    assert all(recall.ask_all(one.url, recall.problems(9, 1, 256)) == [] for one in engines)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

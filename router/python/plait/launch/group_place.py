@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 from pathlib import Path
 
@@ -29,11 +30,25 @@ def group_place(settings: ServeSettings) -> GroupMembership | None:
         )
     if group.group_endpoint is None:
         raise SettingsError("--group-engines needs --group-endpoint: give the address at which engine 0 listens")
+    if group.group_engine == 0:
+        _check_unused_path(group.group_endpoint)
     return GroupMembership(
         engine=group.group_engine,
         num_engines=group.group_engines,
         endpoint=group.group_endpoint,
         keys=_read_keys(group),
+    )
+
+
+def _check_unused_path(endpoint: str) -> None:
+    """ZeroMQ would take the path away from an engine 0 that listens there."""
+    with socket.socket(socket.AF_UNIX) as dialler:
+        try:
+            dialler.connect(endpoint.removeprefix("ipc://"))
+        except OSError:  # nobody listens there, or it is no path, which the engine sees
+            return
+    raise SettingsError(
+        f"--group-endpoint {endpoint} is taken: engine 0 of a group listens there; end that group, or give another path"
     )
 
 
