@@ -32,8 +32,8 @@ def _facts(path: Path, settings: ServeSettings) -> Iterator[tuple[str, str]]:
         "dtype": settings.model.dtype,
         "quantization": settings.model.quantization,
         "load_format": settings.model.load_format,
-        "device": settings.device.device,
         "dp_attention": settings.process.dp_attention,
+        **msgspec.structs.asdict(settings.device),
         **msgspec.structs.asdict(settings.attention),
         **msgspec.structs.asdict(settings.kv_cache),
     }
