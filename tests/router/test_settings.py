@@ -319,6 +319,10 @@ def test_a_chunk_that_no_step_holds_is_refused() -> None:
         (["--pp", "2"], "unknown setting '--pp'; there is no pipeline parallelism; --tp"),
         (["--model", "folder"], "unknown setting '--model'; name the model by itself: plait serve MODEL"),
         (["--swap_space=4"], "unknown setting '--swap_space'; preempted requests are computed anew"),
+        (["--data-parallel-size-local", "2"], "--dp starts replicas on this host; `plait launch` divides them"),
+        (["--data-parallel-address", "10.0.0.1"], "`plait launch` has --nnodes, --node-rank and --head"),
+        (["--nnodes", "2"], "`plait launch` has --nnodes, --node-rank and --head"),
+        (["--moe-a2a-backend", "deepep"], "--dp-attention exchanges rows over the GPUs' memory"),
         (["a", "b"], "unknown argument 'b'"),
     ],
 )

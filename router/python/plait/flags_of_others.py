@@ -18,6 +18,11 @@ _QUIET = "requests are logged only with --enable-log-requests; leave it out"
 _METRICS = "/metrics is always there; leave it out"
 _BACKEND = "constraints have one compiler of their own; leave it out"
 _NODES = "`plait launch` has --nnodes, --node-rank and --head"
+_REPLICAS = "--dp starts replicas on this host; `plait launch` divides them among nodes"
+_BALANCER = "--dp replicas have one address; engines of a group (--group-engines) have one each, for a balancer"
+_ROUTING = "a request goes to the replica where it costs least; leave it out"
+_EXCHANGE = "--dp-attention exchanges rows over the GPUs' memory, else by NCCL or gloo; leave it out"
+_REDUNDANT = "each expert is on one rank of all; leave it out"
 _MAIN_PROCESS = "one process answers HTTP for all replicas; --text-threads gives tokenisation more threads"
 _TRANSFER = "prefill and decode are not taken apart; --mixed computes both in one step"
 _EVENTS = "--kv-events-endpoint publishes which pages are cached"
@@ -63,6 +68,24 @@ STAND_INS: dict[str, str] = {
     "--guided-decoding-backend": _BACKEND,
     "--structured-outputs-config": _BACKEND,
     "--grammar-backend": _BACKEND,
+    "--enable-eplb": _REDUNDANT,
+    "--enable-dp-lm-head": "each replica has the whole head; leave it out",
+    "--ep-num-redundant-experts": _REDUNDANT,
+    "--all2all-backend": _EXCHANGE,
+    "--moe-a2a-backend": _EXCHANGE,
+    "--deepep-mode": _EXCHANGE,
+    "--data-parallel-size-local": _REPLICAS,
+    "--data-parallel-start-rank": _REPLICAS,
+    "--data-parallel-rank": _REPLICAS,
+    "--data-parallel-address": _NODES,
+    "--data-parallel-rpc-port": _NODES,
+    "--data-parallel-backend": "replicas are processes of this server; leave it out",
+    "--data-parallel-hybrid-lb": _BALANCER,
+    "--data-parallel-external-lb": _BALANCER,
+    "--load-balance-method": _ROUTING,
+    "--decode-context-parallel-size": "--dp-attention divides the KV cache of MLA models by requests",
+    "--nnodes": _NODES,
+    "--node-rank": _NODES,
     "--dist-init-addr": _NODES,
     "--distributed-executor-backend": _NODES,
     "--api-server-count": _MAIN_PROCESS,
