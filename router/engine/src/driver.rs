@@ -259,7 +259,8 @@ impl EventLoop {
     }
 
     fn refusal(&self) -> ApiError {
-        self.shared().status.refusal_of(self.own().number)
+        let in_group = self.driver.group.is_some();
+        self.shared().status.refusal_of(self.own().number, in_group)
     }
 
     fn take_mail(&mut self) {

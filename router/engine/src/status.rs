@@ -374,17 +374,17 @@ impl StatusBoard {
             Phase::Ready | Phase::Draining | Phase::Stopped => {
                 "the server is shutting down; send the request to another server, or try again later"
             }
-            Phase::Failed if self.lost_a_rank() => {
-                "a worker was lost and the server cannot go on; its log says why, start it again"
-            }
-            Phase::Failed => "the server failed and cannot go on; its log says why, start it again",
+            Phase::Failed => cannot_go_on(self.lost_a_rank()),
         })
     }
 
-    /// Why a replica ends its streams.
-    pub fn refusal_of(&self, replica: u32) -> ApiError {
+    /// Why a replica ends its streams; one of a group ends with all others.
+    pub fn refusal_of(&self, replica: u32, in_group: bool) -> ApiError {
         if self.has_failed() || self.replica(replica).lock().phase != Phase::Failed {
             return self.refusal();
+        }
+        if in_group {
+            return ApiError::unavailable(cannot_go_on(self.lost_a_rank()));
         }
         ApiError::unavailable(format!(
             "{} was lost, and the request with it; the others serve: send it again",
@@ -460,7 +460,7 @@ impl StatusBoard {
             .is_some_and(|(code, _)| code == u32::from(ExitCode::RankLost))
     }
 
-    /// Exit code of the first replica that failed, and the reasons of all that did.
+    /// Exit code of the first replica that failed, and the reasons of all that did, each cause once.
     fn failure(&self) -> Option<(u32, String)> {
         let at_start = self.failed_at_start();
         let failures: Vec<(usize, Failure)> = (0..)
@@ -468,6 +468,7 @@ impl StatusBoard {
             .filter_map(|(number, failure)| Some((number, failure?)))
             .filter(|(_, failure)| failure.at_start == at_start)
             .collect();
+        let failures = without_consequences(failures);
         let (_, first) = failures.first()?;
         let reasons = failures
             .iter()
@@ -488,6 +489,28 @@ impl StatusBoard {
     fn of_each<T>(&self, of: impl Fn(&Standing) -> T) -> Vec<T> {
         self.replicas.iter().map(|it| of(&it.lock())).collect()
     }
+}
+
+/// After a failure of the engine, or of a replica with which its group ends.
+fn cannot_go_on(lost_a_rank: bool) -> &'static str {
+    if lost_a_rank {
+        "a worker was lost and the server cannot go on; its log says why, start it again"
+    } else {
+        "the server failed and cannot go on; its log says why, start it again"
+    }
+}
+
+/// Those whose reason does not end in another's: a replica of a group passes on why another one gave up.
+fn without_consequences(failures: Vec<(usize, Failure)>) -> Vec<(usize, Failure)> {
+    let reasons: Vec<String> = failures.iter().map(|(_, it)| it.reason.clone()).collect();
+    let passes_on = |reason: &str| {
+        let mut others = reasons.iter().filter(|other| *other != reason);
+        others.any(|other| reason.ends_with(other.as_str()))
+    };
+    failures
+        .into_iter()
+        .filter(|(_, it)| !passes_on(&it.reason))
+        .collect()
 }
 
 #[cfg(test)]
@@ -543,7 +566,7 @@ mod tests {
             (&"ready".into(), &0.into())
         );
         assert_eq!(one_left["replicas"][1]["reason"], "rank 1 was lost");
-        let told = board.refusal_of(1).message;
+        let told = board.refusal_of(1, false).message;
         assert!(told.contains("replica 1 was lost"), "{told}");
         board.replica(0).fail(ExitCode::RankLost, "rank 0 was lost");
         let none_left = report(&board);
@@ -555,6 +578,30 @@ mod tests {
             none_left["reason"],
             "replica 0: rank 0 was lost; replica 1: rank 1 was lost"
         );
+    }
+
+    #[test]
+    fn the_first_replica_of_a_group_that_ends_sends_nobody_to_the_others() {
+        let board = serving(2);
+        board.replica(1).fail(ExitCode::RankLost, "rank 1 was lost");
+        assert!(board.is_ready());
+        let told = board.refusal_of(1, true).message;
+        assert_eq!(told, cannot_go_on(true));
+    }
+
+    #[test]
+    fn a_cause_that_other_replicas_pass_on_is_told_once() {
+        let board = serving(3);
+        board
+            .replica(1)
+            .fail(ExitCode::Hardware, "rank 1: out of memory");
+        for passing_on in [0, 2] {
+            let reason = "replica 1 gave up: rank 1: out of memory";
+            board.replica(passing_on).fail(ExitCode::Hardware, reason);
+        }
+        let report = report(&board);
+        assert_eq!(report["reason"], "replica 1: rank 1: out of memory");
+        assert_eq!(report["exit_code"], 3);
     }
 
     #[test]

@@ -237,7 +237,8 @@ impl Coordinator {
             let tokens: Vec<u32> = missing.iter().map(GraphSize::num_tokens).collect();
             tracing::warn!(
                 engine,
-                "engine {engine} has not captured the sizes of {tokens:?} tokens, so that no engine replays them;                  give all engines the same free memory"
+                "engine {engine} has not captured the sizes of {tokens:?} tokens, so that no engine replays them; \
+                 give all engines the same free memory"
             );
         }
     }
