@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from plait.launch.kept_files import KeptFiles
 from plait.launch.recovery import Recovery
 from plait.launch.spares import Spares
 from plait.restarts import RestartBudget
-from plait_proto import WorkerConfig, encode_config
+from plait_proto import WorkerConfig, decode_config, encode_config
 from plait_testing.tiny_models import config_for
 
 
@@ -47,6 +49,8 @@ class NoRanks:
     environment = None
 
     def __init__(self, ended: Callable[[], Any]) -> None:
+        self.configs: asyncio.Queue[bytes] = asyncio.Queue()
+        """What the files hold that new ranks are to read."""
         self._ended = ended
 
     def of_replica(self, number: int) -> list[NoRanks]:
@@ -56,6 +60,7 @@ class NoRanks:
         await self._ended()
 
     def restart(self, number: int, endpoint: str, config: Path, spares: Spares) -> Iterator[Any]:
+        self.configs.put_nowait(config.read_bytes())
         return iter(())
 
 
@@ -82,11 +87,22 @@ def model(tmp_path: Path) -> Path:
 
 
 def recovery_of(
-    engine: LostEngine, model: Path, budget: RestartBudget | None = None, ended: Callable[[], Any] = at_once
+    engine: LostEngine,
+    model: Path,
+    budget: RestartBudget | None = None,
+    ended: Callable[[], Any] = at_once,
+    ranks: NoRanks | None = None,
 ) -> Recovery:
     config = model.parent / "worker.json"
     config.write_bytes(encode_config(settings(model)))
-    parts: list[Any] = [engine, NoRanks(ended), NoStreams(), budget or RestartBudget("group", 5, None), model, config]
+    parts: list[Any] = [
+        engine,
+        ranks or NoRanks(ended),
+        NoStreams(),
+        budget or RestartBudget("group", 5, None),
+        model,
+        config,
+    ]
     return Recovery(*parts)
 
 
@@ -143,6 +159,23 @@ def test_ranks_start_again_though_the_restart_file_cannot_be_written(
 
     assert asyncio.run(restarted()) == 0
     assert "cannot be written: No such file or directory; losses are counted in memory only" in capsys.readouterr().out
+
+
+def test_ranks_start_again_though_the_disk_of_the_run_directory_is_full(model: Path) -> None:
+    async def read() -> Any:
+        ranks = NoRanks(at_once)
+        recovery = recovery_of(LostEngine(lambda: "ipc:///new"), model, ranks=ranks)
+        (model.parent / "worker-0.json").mkdir()  # cannot be written, by root neither
+        return await outcome(recovery, ranks.configs)
+
+    assert decode_config(asyncio.run(read())) == settings(model)
+
+
+def test_a_file_that_is_kept_in_memory_is_written_again_by_the_same_descriptor(tmp_path: Path) -> None:
+    kept = KeptFiles()
+    first = kept.write(tmp_path, b"a longer one")
+    assert kept.write(tmp_path, b"short") == first
+    assert subprocess.run(["cat", first], capture_output=True, check=True).stdout == b"short"
 
 
 def test_losses_count_though_the_restart_file_cannot_be_written(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from plait._router import Engine
 from plait.errors import SettingsError
 from plait.http.engine import ReplicaStatus, Status, read_status
 from plait.http.streams import Streams
+from plait.launch.kept_files import KeptFiles
 from plait.launch.remote_ranks import num_own_ranks
 from plait.launch.spares import Spares
 from plait.launch.worker import Worker
@@ -67,6 +68,7 @@ class Recovery:
         self._engine, self._workers, self._streams = engine, workers, streams
         self._budget = budget
         self._model, self._config = model, config
+        self._kept = KeptFiles()
         self._files = _files(model)
         self._spares = Spares(workers.num_ranks, workers.environment)
         self._known_losses: dict[int, int] = {}
@@ -135,8 +137,7 @@ class Recovery:
 
     def _start(self, number: int, lost: ReplicaStatus) -> Iterator[Worker]:
         raw = _with_pages(self._config.read_bytes(), lost)
-        config = self._config.with_name(f"worker-{number}.json")
-        config.write_bytes(raw)
+        config = self._kept.write(self._config.with_name(f"worker-{number}.json"), raw)
         endpoint = self._engine.restart_ranks(number, config_fingerprint(raw))
         return self._workers.restart(number, endpoint, config, self._spares)
 

@@ -30,6 +30,7 @@ class Workers:
         self.num_ranks = num_ranks
         """Of a replica."""
         self.environment = environment
+        self._run_dir = config.parent
         starts = (
             (rank, start_rank(rank, endpoints[rank // num_ranks], config, environment)) for rank in range(num_here)
         )
@@ -55,7 +56,7 @@ class Workers:
     def restart(self, number: int, endpoint: str, config: Path, spares: Spares) -> Iterator[Worker]:
         """Start new ranks in place of a replica's, which have ended; each is to be watched before the next starts."""
         # What its ranks met through: a store that the ended ones have filled.
-        (config.parent / f"ranks-{number}").unlink(missing_ok=True)
+        (self._run_dir / f"ranks-{number}").unlink(missing_ok=True)
         for rank in range(number * self.num_ranks, (number + 1) * self.num_ranks):
             worker = Worker(rank, spares.take(rank, endpoint, config) or self._start(rank, endpoint, config))
             self._all[rank] = worker
