@@ -43,5 +43,15 @@ class HeldSteps:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
+    def ask_for_memory(self) -> None:
+        """Let a rank ask for more memory in its next step, or in the one that waits."""
+        (self._folder / "hungry").touch()
+
+    def garble(self, kind: str) -> None:
+        """Let a rank send garbage of this kind in place of its next result; `sitecustomize` has them."""
+        written = self._folder / "garbage.new"
+        written.write_text(kind)
+        written.replace(self._folder / "garbage")
+
     def end(self) -> None:
         (self._folder / "hold").unlink(missing_ok=True)

@@ -15,19 +15,13 @@ import json
 import signal
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import httpx
-import psutil
-from plait.bench.percentiles import percentile
-from plait.bench.result_file import commit, machine, versions
+from bench.faults.fault_rows import Result, row, write_record
+from bench.faults.lost_rank import lose_rank
+from bench.faults.streams import answers, ask
 from plait.model_files import find_model
-from plait_testing.metrics import read_metrics, sum_over_replicas
 from plait_testing.running_server import Server, start_server
 from plait_testing.slow_steps import SlowSteps
 
@@ -40,98 +34,17 @@ LAYOUTS: dict[str, tuple[Path | None, tuple[str, ...]]] = {
     "recall-gqa --dp 2": (RECALL, ("--dp", "2")),
 }
 STRIKES = {"kill -9": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
-NUM_STREAMS = 4
-NUM_TOKENS = 48
-POLL_SECONDS = 0.005
-GOAL_SECONDS = 4.0
-
-
-class Stream(threading.Thread):
-    """One answer, with the time of each token."""
-
-    def __init__(self, url: str, number: int) -> None:
-        super().__init__()
-        sampling = {"temperature": 0} if number % 2 == 0 else {"temperature": 1.0, "seed": number}
-        self._url = f"{url}/v1/completions"
-        self._body = {"prompt": f"count {number} 9", "max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True}
-        self._body |= sampling | {"logprobs": 0}
-        self.tokens: list[str] = []
-        self.times: list[float] = []
-        self.has_begun = threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        with httpx.stream("POST", self._url, json=self._body, timeout=300) as got:
-            for line in got.iter_lines():
-                if line.startswith("data: {"):
-                    self._take(json.loads(line.removeprefix("data: ")))
-
-    def _take(self, event: dict[str, Any]) -> None:
-        for choice in event.get("choices", []):
-            if choice["logprobs"] is not None:
-                self.tokens += choice["logprobs"]["tokens"]
-                self.times += [time.monotonic()] * len(choice["logprobs"]["tokens"])
-                if len(self.tokens) >= 3:
-                    self.has_begun.set()
-
-
-def answers(url: str) -> list[list[str]]:
-    """The tokens of all streams without a loss."""
-    streams = [Stream(url, number) for number in range(NUM_STREAMS)]
-    for one in streams:
-        one.join()
-    return [one.tokens for one in streams]
-
-
-def detection(url: str, since: float, losses_before: float) -> float:
-    """Seconds until `/ready` answers 503 or a loss is counted."""
-    with httpx.Client(timeout=60) as client:
-        while client.get(f"{url}/ready").status_code == 200 and num_losses(url) == losses_before:
-            time.sleep(POLL_SECONDS)
-    return time.monotonic() - since
-
-
-def num_losses(url: str) -> float:
-    """Of all replicas."""
-    return sum_over_replicas(read_metrics(url))["plait_rank_losses_total"]
-
-
-def wait_until_whole(running: Server) -> None:
-    """Until every replica has its ranks."""
-    running.wait_until_serving()
-    while sum_over_replicas(read_metrics(running.url))["plait_replica_down"]:
-        time.sleep(POLL_SECONDS)
 
 
 def run_once(
     running: Server, steps: SlowSteps, number: signal.Signals, right: list[list[str]], num_lost: int
-) -> dict[str, float]:
+) -> Result:
     """A rank is struck, and all `num_lost` of its replica are lost."""
     steps.begin()
-    streams = [Stream(running.url, number) for number in range(NUM_STREAMS)]
+    streams = ask(running.url)
     for one in streams:
         one.has_begun.wait(60)
-    ranks, losses = running.workers(), num_losses(running.url)
-    struck = time.monotonic()
-    ranks[-1].send_signal(number)
-    with ThreadPoolExecutor(1) as pool:
-        noticed = pool.submit(detection, running.url, struck, losses)
-        steps.end()
-        for one in streams:
-            one.join()
-        detected = noticed.result()
-    wait_until_whole(running)
-    # The pause is the longest gap that ends after the strike.
-    resumed = [max(zip(one.times[1:], one.times, strict=False), key=lambda gap: gap[0] - gap[1])[0] for one in streams]
-    wrong = sum(one.tokens != expected for one, expected in zip(streams, right, strict=True))
-    return {
-        "detection_seconds": detected,
-        "recovery_seconds": max(resumed) - struck,
-        "wrong_streams": wrong,
-        "lost_tokens": sum(max(0, NUM_TOKENS - len(one.tokens)) for one in streams),
-        "repeated_tokens": sum(max(0, len(one.tokens) - NUM_TOKENS) for one in streams),
-        "orphans": sum(psutil.pid_exists(rank.pid) and rank.is_running() for rank in ranks[-num_lost:]),
-    }
+    return lose_rank(running, streams, right, lambda rank: rank.send_signal(number), steps.end, num_lost)
 
 
 def measure(layout: str, strike: str, runs: int) -> dict[str, object]:
@@ -148,13 +61,7 @@ def measure(layout: str, strike: str, runs: int) -> dict[str, object]:
             results = [run_once(running, steps, STRIKES[strike], right, num_lost) for _ in range(runs)]
         finally:
             running.kill()
-    row: dict[str, object] = {"layout": layout, "strike": strike, "runs": runs}
-    for name in ("detection_seconds", "recovery_seconds"):
-        values = sorted(result[name] for result in results)
-        row |= {f"{name}_p50": round(percentile(values, 50), 3), f"{name}_p99": round(percentile(values, 99), 3)}
-    for name in ("wrong_streams", "lost_tokens", "repeated_tokens", "orphans"):
-        row[name] = sum(result[name] for result in results)
-    return row
+    return row(results, layout=layout, strike=strike)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -168,9 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for strike in STRIKES:
             rows.append(measure(layout, strike, arguments.runs))
             print(json.dumps(rows[-1]), flush=True)
-    if arguments.out is not None:
-        record = {"commit": commit(), "machine": machine(), "versions": versions(), "rows": rows}
-        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    write_record(arguments.out, rows)
 
 
 if __name__ == "__main__":
