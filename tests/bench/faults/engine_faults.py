@@ -7,20 +7,20 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
 import psutil
 from bench.faults.fault_rows import Result, Run
 from bench.faults.held_server import HeldServer, held_server, serving
-from bench.faults.observe import ORPHAN_SECONDS, is_there, reaches
+from bench.faults.observe import LEFT_SECONDS, is_there, orphans, reaches
 from bench.faults.streams import losses
 from plait_testing.running_server import Server
 
 NUM_CLIENTS = 4
 DELAY_SECONDS = 1.0
 """From SIGTERM to the drain: a balancer looks at `/ready` more often."""
-ASK_SECONDS = 1.0
 ANSWERED = {"max_tokens": 64, "ignore_eos": True, "temperature": 0, "logprobs": 0}
 
 
@@ -30,7 +30,7 @@ def engine_killed(folder: Path) -> Iterator[Run]:
 
     def run() -> Result:
         with held_server(folder) as held:
-            reaches(lambda: bool(held.running.spares()), ORPHAN_SECONDS)
+            reaches(lambda: bool(held.running.spares()), LEFT_SECONDS)
             return kill_engine(held, folder)
 
     yield run
@@ -43,11 +43,11 @@ def kill_engine(held: HeldServer, folder: Path) -> Result:
     struck = time.monotonic()
     held.running.process.kill()
     held.steps.end()
-    reaches(lambda: not any(map(is_there, processes)), ORPHAN_SECONDS)
+    reaches(lambda: not any(map(is_there, processes)), LEFT_SECONDS)
     gone = time.monotonic()
     left = [process for process in processes if is_there(process)]
     for one in streams:
-        one.join(ORPHAN_SECONDS)
+        one.join(LEFT_SECONDS)
     silent = [one for one in streams if one.is_alive()]
     for process in left:
         process.kill()
@@ -74,22 +74,25 @@ class Client(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with httpx.Client(timeout=60) as client:
+        with httpx.Client(timeout=LEFT_SECONDS) as client:
             while not self._over.is_set():
-                self._ask(client)
+                self._turn += 1
+                for url in filter(partial(is_ready, client), self._in_turn()):
+                    if self._has_outcome(client, url):
+                        break
 
-    def _ask(self, client: httpx.Client) -> None:
-        self._turn += 1
-        url = next((url for url in self._in_turn() if is_ready(client, url)), None)
-        if url is None:
-            self.failures.append("no server is ready")
-            return
+    def _has_outcome(self, client: httpx.Client, url: str) -> bool:
+        """False: the request was not taken, and goes to the next server."""
         try:
-            answer = client.post(f"{url}/v1/completions", json=self._body).raise_for_status()
+            answer = client.post(f"{url}/v1/completions", json=self._body)
+            if answer.status_code == 503:
+                return False
+            self.given.append(answer.raise_for_status().json()["choices"][0]["logprobs"]["tokens"])
+        except httpx.ConnectError:
+            return False
         except httpx.HTTPError as error:
             self.failures.append(f"{type(error).__name__}: {error}")
-        else:
-            self.given.append(answer.json()["choices"][0]["logprobs"]["tokens"])
+        return True
 
     def _in_turn(self) -> list[str]:
         first = self._turn % len(self._servers)
@@ -100,7 +103,7 @@ def is_ready(client: httpx.Client, url: str) -> bool:
     """What a balancer asks."""
     try:
         return client.get(f"{url}/ready").status_code == 200
-    except httpx.ConnectError:
+    except httpx.HTTPError:
         return False
 
 
@@ -129,11 +132,11 @@ def drain(leaves: Server, stays: Server, right: Sequence[Sequence[str]]) -> Resu
     ranks: list[psutil.Process] = psutil.Process(leaves.process.pid).children(recursive=True)
     over = threading.Event()
     clients = [Client(number, (leaves.url, stays.url), over) for number in range(NUM_CLIENTS)]
-    time.sleep(ASK_SECONDS)
+    wait_for_answers(clients)
     struck = time.monotonic()
     code = leaves.stop(signal.SIGTERM)
     drained = time.monotonic() - struck
-    time.sleep(ASK_SECONDS)
+    wait_for_answers(clients)
     over.set()
     for client in clients:
         client.join()
@@ -143,5 +146,11 @@ def drain(leaves: Server, stays: Server, right: Sequence[Sequence[str]]) -> Resu
         "answers": len(given),
         "failures": sum(len(client.failures) for client in clients) + (code != 0),
         **losses([one for one, _ in given], [expected for _, expected in given]),
-        "orphans": sum(map(is_there, ranks)),
+        "orphans": orphans(ranks),
     }
+
+
+def wait_for_answers(clients: Sequence[Client]) -> None:
+    """Until each has another one."""
+    before = [len(client.given) for client in clients]
+    reaches(lambda: all(len(client.given) > num for client, num in zip(clients, before, strict=True)), LEFT_SECONDS)

@@ -13,9 +13,8 @@ from plait_testing.running_server import Server
 
 POLL_SECONDS = 0.005
 NOTICE_SECONDS = 60.0
-REST_SECONDS = 30.0
-"""Pages that are held longer behind the last answer count as leaked."""
-ORPHAN_SECONDS = 10.0
+LEFT_SECONDS = 60.0
+"""What is held, or runs, for longer after the last answer counts as leaked, or as an orphan."""
 HELD_PAGES = ("leased", "parked")
 
 
@@ -62,7 +61,7 @@ def reaches(holds: Callable[[], bool], seconds: float) -> bool:
 
 def leaked_pages(url: str) -> float:
     """Pages that nobody asks for any more and that are not given back."""
-    reaches(lambda: held_pages(url) == 0, REST_SECONDS)
+    reaches(lambda: held_pages(url) == 0, LEFT_SECONDS)
     return held_pages(url)
 
 
@@ -74,7 +73,7 @@ def num_files(running: Server) -> int:
 
 def leaked_files(running: Server, before: int) -> float:
     """More descriptors than before."""
-    reaches(lambda: num_files(running) <= before, REST_SECONDS)
+    reaches(lambda: num_files(running) <= before, LEFT_SECONDS)
     return max(0, num_files(running) - before)
 
 
@@ -86,7 +85,7 @@ def is_there(process: psutil.Process) -> bool:
 
 
 def orphans(processes: Iterable[psutil.Process]) -> float:
-    """Those that are left after `ORPHAN_SECONDS`."""
+    """Those that are left after `LEFT_SECONDS`."""
     left = list(processes)
-    reaches(lambda: not any(map(is_there, left)), ORPHAN_SECONDS)
+    reaches(lambda: not any(map(is_there, left)), LEFT_SECONDS)
     return sum(map(is_there, left))

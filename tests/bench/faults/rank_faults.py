@@ -14,7 +14,7 @@ import psutil
 from bench.faults.fault_rows import Result, Run
 from bench.faults.held_server import HeldServer, held_server
 from bench.faults.lost_rank import lose_rank
-from bench.faults.observe import leaked_pages, metric, num_losses, orphans, wait_until_whole
+from bench.faults.observe import NOTICE_SECONDS, leaked_pages, metric, num_losses, orphans, reaches, wait_until_whole
 from bench.faults.streams import NUM_STREAMS, losses, tokens
 from plait_testing.held.sitecustomize import GARBAGE
 from plait_testing.node_network import exhaust_memory
@@ -55,8 +55,7 @@ def poison(held: HeldServer, pool: ThreadPoolExecutor) -> Result:
     url, ranks, before = held.running.url, held.running.workers(), num_losses(held.running.url)
     streams = held.under_way()
     refused = pool.submit(post_poison, url)
-    while metric(url, "plait_requests_running") + metric(url, "plait_requests_waiting") <= NUM_STREAMS:
-        pass
+    reaches(lambda: num_requests(url) > NUM_STREAMS, NOTICE_SECONDS)
     struck = time.monotonic()
     held.steps.end()
     given = tokens(streams)
@@ -70,6 +69,10 @@ def poison(held: HeldServer, pool: ThreadPoolExecutor) -> Result:
         "leaked_pages": leaked_pages(url),
         "orphans": orphans(ranks),
     }
+
+
+def num_requests(url: str) -> float:
+    return sum(metric(url, f"plait_requests_{state}") for state in ("running", "waiting"))
 
 
 def post_poison(url: str) -> tuple[str, float]:
