@@ -23,7 +23,6 @@ from plait_kernels.moe import Experts, ExpertStack, Fp8Experts, Int4Experts
 from torch import Tensor
 
 from plait_worker.errors import ensure
-from plait_worker.model_config import ModelConfig
 from plait_worker.parallel import Parallel, all_gather_single, collective
 from plait_worker.peers import Peers
 from plait_worker.rank_sums import RankSums, Summand
@@ -268,22 +267,3 @@ def _unpack(rows_GB: Tensor, like_TD: Tensor, top_k: int) -> tuple[Tensor, Tenso
         for end, width, dtype in zip(ends, widths, (like_TD.dtype, torch.float32, torch.int32), strict=True)
     )
     return x, weights, ids.to(torch.int64)
-
-
-def check_shares_experts(config: ModelConfig, num_ranks: int) -> None:
-    """Raise ``ValueError`` with what to do if replicas of the model cannot share its experts."""
-    if config.mla is None or config.moe is None:
-        missing = " and ".join(
-            name
-            for name, part in (("multi-head latent attention (MLA)", config.mla), ("experts", config.moe))
-            if part is None
-        )
-        raise ValueError(
-            f"--dp-attention: {config.architecture} has no {missing}; leave it out and serve free replicas with --dp, "
-            "or divide each layer with --tp"
-        )
-    if num_ranks > config.moe.num_experts:
-        raise ValueError(
-            f"--dp-attention: {num_ranks} ranks (--dp times --tp) are more than the model's {config.moe.num_experts} "
-            f"experts, and each rank holds one at least; set --dp times --tp to {config.moe.num_experts} at most"
-        )

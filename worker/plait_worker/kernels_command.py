@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from plait_kernels.kv_cache import UNSCALED
 from plait_proto import ExitCode
+from plait_proto.divided_model import check_divisible
 
 from plait_worker.attention.jit.compilers import cuda_version, find_nvcc, missing_tools
 from plait_worker.attention.jit.modules import GpuModule, has_flashinfer, prebuilt_folder
@@ -25,7 +26,6 @@ from plait_worker.device import compute_capability
 from plait_worker.errors import ModelFilesError, WorkerError
 from plait_worker.model_config import ModelConfig
 from plait_worker.models.loader import choose_dtype, open_checkpoint, open_config
-from plait_worker.parallel import check_divisible
 from plait_worker.triton_cache import cache_folder, compiled_kernels
 
 INSTALL = "pip install 'plait-worker[cuda]'"
@@ -112,7 +112,7 @@ def _config(model: str, world: int) -> ModelConfig:
     except ModelFilesError as error:
         raise WorkerError(ExitCode.MODEL_FILES, str(error)) from error
     try:
-        check_divisible(config, world)
+        check_divisible(config.divided, world)
     except ValueError as error:
         raise WorkerError(ExitCode.SETTINGS, str(error)) from error
     return config

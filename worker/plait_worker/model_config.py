@@ -8,6 +8,7 @@ from typing import Literal
 
 from plait_kernels.moe import GroupLimit
 from plait_proto import LayerKind, family_of
+from plait_proto.divided_model import DividedModel
 
 _FULL = LayerKind(attention="mha", cache="full")
 
@@ -221,6 +222,21 @@ class ModelConfig:  # budget: the sum of what the families' files state
         if self.sliding_window is not None:
             return kinds
         return [_FULL if kind.cache == "sliding_window" else kind for kind in kinds]
+
+    @property
+    def divided(self) -> DividedModel:
+        """What ranks divide."""
+        moe = self.moe
+        return DividedModel(
+            architecture=self.architecture,
+            num_heads=self.num_heads,
+            has_mla=self.mla is not None,
+            num_output_groups=self.compressed.num_groups if self.compressed is not None else None,
+            mlp_width=self.intermediate_size if moe is None or moe.dense_layers else None,
+            num_experts=moe.num_experts if moe is not None else 0,
+            expert_width=moe.intermediate_size if moe is not None else 0,
+            has_shared_experts=moe is not None and moe.shared_size > 0,
+        )
 
     def without_unused_window(self, max_model_len: int | None) -> ModelConfig:
         """Without its sliding window if no request of ``max_model_len`` tokens outgrows it; None is any length."""

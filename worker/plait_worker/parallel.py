@@ -5,7 +5,7 @@ A world of one runs the same code; its collectives return their input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,11 @@ from plait_proto import ExitCode
 from torch import Tensor
 
 from plait_worker.errors import WorkerError
-from plait_worker.model_config import ModelConfig
 from plait_worker.peers import Peers
 
 if TYPE_CHECKING:
     from plait_worker.expert_parallel import ExpertParallel
 
-_MAX_LISTED_RANKS = 64
 # Its name before torch 2.13.
 all_gather_single: Callable[..., object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
@@ -191,37 +189,3 @@ def collective(call: Callable[[], object]) -> None:
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise WorkerError(ExitCode.RANK_LOST, f"another rank cannot be reached any more: {reason}") from error
-
-
-def check_divisible(config: ModelConfig, world: int, whole_experts: bool = False) -> None:
-    """Raise ``ValueError`` that names the dimension which ``world`` ranks cannot divide, and the numbers that work."""
-    sizes = _sizes_to_divide(config, whole_experts)
-    if config.num_heads < world:
-        working = _list_working_tp(config, sizes)
-        raise ValueError(f"--tp {world} is more than the model's {config.num_heads} attention heads; {working}")
-    for name, size in sizes.items():
-        if size % world:
-            raise ValueError(
-                f"--tp {world} does not divide the model's {name}, {size}; {_list_working_tp(config, sizes)}"
-            )
-
-
-def _sizes_to_divide(config: ModelConfig, whole_experts: bool) -> dict[str, int]:
-    """Sizes that the ranks must divide evenly; MHA and GQA heads are padded instead."""
-    moe, sizes = config.moe, {}
-    if config.mla is not None:
-        sizes["attention heads (num_attention_heads)"] = config.num_heads
-    if config.compressed is not None:
-        sizes["output groups (o_groups)"] = config.compressed.num_groups
-    if moe is None or moe.dense_layers:
-        sizes["MLP width (intermediate_size)"] = config.intermediate_size
-    if moe is not None and (moe.shared_size or not whole_experts):
-        # Shared experts have this width or a multiple of it, and are always divided.
-        sizes["experts' width (moe_intermediate_size)"] = moe.intermediate_size
-    return sizes
-
-
-def _list_working_tp(config: ModelConfig, sizes: Mapping[str, int]) -> str:
-    most = min(config.num_heads, _MAX_LISTED_RANKS)
-    working = [str(world) for world in range(1, most + 1) if all(size % world == 0 for size in sizes.values())]
-    return f"these values of --tp work: {', '.join(working)}"

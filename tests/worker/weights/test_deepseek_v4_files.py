@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from plait_proto.divided_model import check_divisible
 from plait_testing.deepseek_v4 import CSA, DENSE, HCA, TINY, V4Driver, random_ids, random_v4
 from plait_worker.errors import ModelFilesError
 from plait_worker.model_config import ModelConfig, YarnRope
 from plait_worker.models.loader import dummy_model, load_model
 from plait_worker.models.registry import read_config
-from plait_worker.parallel import Parallel, check_divisible
+from plait_worker.parallel import Parallel
 from plait_worker.weights.deepseek_v4_files import DeepseekV4Files, published_name
 from plait_worker.weights.dummy import DummyWeights
 from plait_worker.weights.fields import Fields
@@ -134,7 +135,7 @@ def test_a_configuration_that_cannot_be_is_refused(changes: dict[str, Any], said
 
 def test_ranks_must_divide_the_output_groups() -> None:
     with pytest.raises(ValueError, match=r"does not divide the model's output groups \(o_groups\), 8; .*: 1, 2, 4, 8$"):
-        check_divisible(config_of(), 16)
+        check_divisible(config_of().divided, 16)
 
 
 def test_random_weights_name_experts_of_all_kinds(saved: Path) -> None:

@@ -15,15 +15,15 @@ import torch
 from plait_kernels.cpu.library import supports_tensors
 from plait_kernels.kv_cache import PageScales
 from plait_kernels.linear import fp8_unsupported_reason, int4_unsupported_reason
+from plait_proto.divided_model import check_layout
 
 from plait_worker.attention.model_specs import attention_specs
 from plait_worker.capacity import check_fits
 from plait_worker.errors import ModelFilesError
-from plait_worker.expert_parallel import check_shares_experts
 from plait_worker.model_config import ModelConfig
 from plait_worker.models.model import Model
 from plait_worker.models.registry import read_config, read_gguf_config, spec_of
-from plait_worker.parallel import Parallel, check_divisible
+from plait_worker.parallel import Parallel
 from plait_worker.weights.cut_blocks import dense_names
 from plait_worker.weights.dummy import DummyWeights
 from plait_worker.weights.formats.blocks import BLOCKS
@@ -373,11 +373,9 @@ def other_ranks_experts(names: Collection[str], config: ModelConfig, parallel: P
 
 def _check_layout(config: ModelConfig, parallel: Parallel) -> None:
     """Raise ``ValueError`` if the ranks cannot divide the model."""
-    if parallel.experts is not None:
-        if config.compressed is not None:
-            raise ValueError(f"--dp-attention is not supported for {config.architecture}; leave it out")
-        check_shares_experts(config, parallel.experts.ranks.world)
-    check_divisible(config, parallel.world, whole_experts=parallel.experts is not None)
+    num_ranks = parallel.world if parallel.experts is None else parallel.experts.ranks.world
+    dp = num_ranks // parallel.world
+    check_layout(config.divided, parallel.world, dp, dp_attention=parallel.experts is not None)
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

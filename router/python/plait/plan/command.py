@@ -119,7 +119,7 @@ class _Plan:
                 yield f"{layout.flags} computes across nodes; its rate is one without a network between them."
 
     def _working_tp(self, most: int) -> str:
-        working = ", ".join(str(tp) for tp in range(1, most + 1) if self._shape.divides(tp))
+        working = ", ".join(str(tp) for tp in range(1, most + 1) if self._shape.takes(tp))
         return f"Values of --tp that divide the model: {working}."
 
     def _expected_lines(self, layout: Layout, memory: Memory) -> Iterator[str]:

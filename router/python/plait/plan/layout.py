@@ -107,10 +107,10 @@ def layouts(model: PlannedModel, num_gpus: int, gpus_per_node: int) -> Iterator[
     """All that use every GPU, on as few nodes as have so many."""
     for tp in (ranks for ranks in range(1, num_gpus + 1) if num_gpus % ranks == 0):
         layout = Layout(tp, num_gpus // tp)
-        if model.divides(tp) and layout.on_nodes(gpus_per_node) is not None:
+        if model.takes(tp) and layout.on_nodes(gpus_per_node) is not None:
             yield layout
     shared = Layout(1, num_gpus, dp_attention=True)
-    if model.is_mla and 1 < num_gpus <= model.num_experts and shared.on_nodes(gpus_per_node) is not None:
+    if num_gpus > 1 and model.takes(1, num_gpus, dp_attention=True) and shared.on_nodes(gpus_per_node) is not None:
         yield shared
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 from plait_proto import FAMILIES, UNDECODABLE, Family, family_of
+from plait_proto.divided_model import DividedModel, check_layout
 
 from plait._router import model_size
 from plait.errors import ModelNotFoundError, SettingsError
@@ -62,12 +63,26 @@ class PlannedModel:
         heads = self.config["num_attention_heads"]
         return heads, self.config.get("num_key_value_heads") or heads
 
-    def divides(self, num_ranks: int) -> bool:
-        """Whether `--tp` may have this value; the worker says why not."""
-        if num_ranks > self.heads[0] or (self.is_mla and self.heads[0] % num_ranks):
+    @property
+    def divided(self) -> DividedModel:
+        """What ranks divide."""
+        return DividedModel(
+            architecture=self.config["architectures"][0],
+            num_heads=self.heads[0],
+            has_mla=self.is_mla,
+            mlp_width=self.config["intermediate_size"] if self.dense_layers else None,
+            num_experts=self.num_experts,
+            expert_width=self.config["moe_intermediate_size"] if self.num_experts else 0,
+            has_shared_experts=bool(self.config.get("n_shared_experts")),
+        )
+
+    def takes(self, tp: int, dp: int = 1, *, dp_attention: bool = False) -> bool:
+        """Whether a start accepts these ranks and replicas."""
+        try:
+            check_layout(self.divided, tp, dp, dp_attention=dp_attention)
+        except ValueError:
             return False
-        names = ["intermediate_size"] * bool(self.dense_layers) + ["moe_intermediate_size"] * (self.num_experts > 0)
-        return all(self.config[name] % num_ranks == 0 for name in names)
+        return True
 
     def kv_bytes_of_rank(self, num_ranks: int) -> float:
         """KV cache of one token on one of so many ranks, in 16 bits a value."""
