@@ -20,11 +20,16 @@ _SHOWN_DIGITS = 32
 
 def with_facts(place: GroupMembership, local: LocalModel, settings: ServeSettings) -> GroupMembership:
     """Adds the facts about model, formats and layout. Raises `SettingsError` for settings that exclude groups."""
+    check_group_settings(settings)
+    return msgspec.structs.replace(place, facts=dict(_facts(local.path, settings)))
+
+
+def check_group_settings(settings: ServeSettings) -> None:
+    """Raise `SettingsError` for what only an engine of its own has."""
     if settings.scheduler.itl_target_ms is not None:
         raise SettingsError("--itl-target-ms times one engine's own steps, not a group's: leave it out of a group")
     if settings.process.step_trace is not None:
         raise SettingsError("--step-trace pairs an engine's own rows with the group's time: leave it out of a group")
-    return msgspec.structs.replace(place, facts=dict(_facts(local.path, settings)))
 
 
 def _facts(path: Path, settings: ServeSettings) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,11 @@ KEY_CHARACTERS = 40
 MAX_BYTES = 1 << 17
 
 
+def is_in_group(settings: ServeSettings) -> bool:
+    """Whether the engine's replicas step together, or with another engine's."""
+    return settings.group.group_engines > 1 or settings.process.dp_attention
+
+
 def group_place(settings: ServeSettings) -> GroupMembership | None:
     """The place that the settings describe; None for replicas that step freely.
 

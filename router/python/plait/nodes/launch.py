@@ -14,6 +14,8 @@ from plait_proto import ExitCode
 
 from plait.check_settings import check_settings
 from plait.errors import DONE, SettingsError, StartError
+from plait.launch.group_checks import check_group_settings
+from plait.launch.group_place import is_in_group
 from plait.launch.listen import is_handed_over
 from plait.log import add_to_json_lines
 from plait.nodes.channel import Listener
@@ -26,6 +28,7 @@ from plait.nodes.layout import Layout, PortUse, layout_lines, link_warning, list
 from plait.nodes.log_lines import LogWriter
 from plait.nodes.member import Member
 from plait.nodes.messages import Gpu, Stop
+from plait.nodes.model_layout import check_model_layout
 from plait.nodes.place import Place, check_head_address, find_place, own_address, resolve_head, with_port
 from plait.nodes.plan import LaunchPlan
 from plait.nodes.settings import LaunchSettings
@@ -48,6 +51,7 @@ def launch(model: str | None, settings: LaunchSettings, environment: Environment
     keys = None if settings.nodes.dry_run else _keys(settings, place)
     plan = _plan(model, settings, place, layout, keys, gpus, environment)
     if settings.nodes.dry_run:
+        check_model_layout(model, settings.process)
         _print_layout(plan)
         return DONE
     return asyncio.run(_run(plan))
@@ -102,6 +106,8 @@ def _plan(
     has_engine = layout.has_engine(place.node)
     engine = engine_settings_of(settings, layout, place.node if has_engine else 0, head, place.head_port)
     check_settings(engine)
+    if is_in_group(engine):
+        check_group_settings(engine)
     opened = _listeners(settings, layout, head, place.head_port)[1 if place.num_nodes > 1 else 0 :]
     return LaunchPlan(
         model=model,
