@@ -118,14 +118,19 @@ def rows(limits: tuple[Limit, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def value(limit: Limit) -> str:
-    """For people. Raises `ValueError` if the source has no such constant."""
-    source = (ROOT / limit.file).read_text()
+    """For people."""
+    return _shown(constant(limit.file, limit.name), limit.unit)
+
+
+def constant(file: str, name: str) -> str:
+    """What the source says. Raises `ValueError` if it has no such constant."""
+    source = (ROOT / file).read_text()
     found = re.search(
-        rf"^(?:pub(?:\(\w+\))? )?(?:const )?\s*{limit.name}(?:: [^=\n]+?)?(?: = |: )([^\n]+?)[;,]?$", source, re.M
+        rf"^(?:pub(?:\(\w+\))? )?(?:const )?\s*{name}(?:: [^=\n]+?)?(?: = |: )([^\n]+?)[;,]?$", source, re.M
     )
     if found is None:
-        raise ValueError(f"{limit.file} has no {limit.name}")
-    return _shown(found[1], limit.unit)
+        raise ValueError(f"{file} has no {name}")
+    return found[1]
 
 
 def _shown(text: str, unit: str) -> str:

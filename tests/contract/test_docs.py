@@ -14,12 +14,12 @@ RUST_CODE = re.compile(r'code: Some\("(\w+)"\)|RequestError::new\(\s*[\w".]+,\s*
 PYTHON_CODE = re.compile(r'\bcode="(\w+)"')
 
 
-def generator() -> ModuleType:
+def generator(name: str = "generate_docs") -> ModuleType:
     sys.path.insert(0, str(budgets.ROOT / "tools"))
-    spec = importlib.util.spec_from_file_location("generate_docs", budgets.ROOT / "tools/generate_docs.py")
+    spec = importlib.util.spec_from_file_location(name, budgets.ROOT / f"tools/{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules["generate_docs"] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -28,6 +28,11 @@ def generator() -> ModuleType:
 def test_a_reference_page_is_up_to_date(name: str) -> None:
     page = budgets.ROOT / "docs" / f"{name}.md"
     assert page.read_text() == generator().page(name), f"run `python tools/generate_docs.py {name}`"
+
+
+def test_the_description_of_the_api_has_the_engines_limits() -> None:
+    made = generator("engine_limits")
+    assert made.TARGET.read_text() == made.module(), "run `python tools/engine_limits.py`"
 
 
 def codes(paths: list[Path], pattern: re.Pattern[str]) -> set[str]:

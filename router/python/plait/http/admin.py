@@ -18,10 +18,11 @@ from starlette.responses import StreamingResponse
 from plait.http.admin_bodies import json_response, read_body
 from plait.http.admin_guard import RefuseOtherPages
 from plait.http.admin_profile import Profiles, add_profile
-from plait.http.app import METRICS_TYPE, add_error_shapes, health_problem, health_response, readiness_problem
+from plait.http.app import add_error_shapes, health_problem, health_response, readiness_problem
 from plait.http.auth import Admits, RequireKey
 from plait.http.engine import Description, EngineHandle, read_status
 from plait.http.errors import ApiError
+from plait.http.openapi import METRICS_TYPE
 from plait.http.pages import html_page
 from plait.http.streams import Streams
 from plait.live_view import read_values, view

@@ -1,7 +1,7 @@
 """What the HTTP server hands to the engine: a request with OpenAI's alternatives resolved.
 
 Requests reach it through raw ASGI routes (`generate`), not through FastAPI: the engine's bytes go to the client as
-they are. FastAPI serves the other paths. The OpenAPI document of the two routes is written by hand (`openapi`).
+they are. FastAPI serves the other paths. `openapi` describes all of them.
 """
 
 from __future__ import annotations

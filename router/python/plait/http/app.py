@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from msgspec import UNSET
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
+from plait.http.answer_bodies import Health, Load, ModelCard, Models, Version
 from plait.http.auth import Admits, RequireKey
 from plait.http.body_reader import ServedNames
 from plait.http.embeddings import embeddings_reader
@@ -22,7 +23,7 @@ from plait.http.generate import Reader as GenerateReader
 from plait.http.identity import RANDOM_KEY
 from plait.http.messages import read_message
 from plait.http.metrics_page import MetricsPage
-from plait.http.openapi import add_generate_routes
+from plait.http.openapi import METRICS_TYPE, Served, describe, open_paths
 from plait.http.origins import AllowOrigins
 from plait.http.pages import html_page
 from plait.http.quotas import Quotas
@@ -57,19 +58,6 @@ TEXT_CALLS: dict[str, TextReader] = {
 }
 _DEFAULTS = HttpSettings()
 _NO_PROXY = ProxySettings()
-METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-
-
-class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """A served model as `/v1/models` lists it."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    """Seconds since the epoch."""
-    owned_by: str = "plait"
-    max_model_len: int
-    """Tokens (vLLM's field)."""
 
 
 def build_app(
@@ -92,6 +80,7 @@ def build_app(
     """
     app = FastAPI(
         title="Plait",
+        version=version(),
         docs_url=None,
         redoc_url=None,
         middleware=[*_of_proxies(proxy), *_authentication(keys, http)],
@@ -114,16 +103,20 @@ def build_app(
     _add_state_routes(app, engine, metrics.text if metrics is not None else engine.metrics)
     _add_probe_routes(app, engine, streams)
     add_error_shapes(app)
-    add_generate_routes(app)
     if http.ui:
         _add_page(app)
+    describe(app, Served(names, None if keys is None else open_paths(_also_open(http))))
     return app
+
+
+def _also_open(http: HttpSettings) -> list[str]:
+    return [path for path, is_open in (("/metrics", http.metrics_without_key), ("/", http.ui)) if is_open]
 
 
 def _add_page(app: FastAPI) -> None:
     page = html_page("chat")
 
-    @app.get("/", include_in_schema=False)
+    @app.get("/")
     async def chat() -> Response:
         return page
 
@@ -144,11 +137,11 @@ def _add_model_routes(app: FastAPI, names: ServedNames, max_model_len: int) -> N
     created = int(time.time())
     cards = {name: ModelCard(id=name, created=created, max_model_len=max_model_len) for name in names}
 
-    @app.get("/v1/models", summary="List the served model, by each of its names")
+    @app.get("/v1/models")
     async def list_models() -> Response:
-        return _json(200, msgspec.json.encode({"object": "list", "data": list(cards.values())}))
+        return _json(200, msgspec.json.encode(Models(data=list(cards.values()))))
 
-    @app.get("/v1/models/{model:path}", summary="Describe a served model")
+    @app.get("/v1/models/{model:path}")
     async def get_model(model: str) -> Response:
         if model not in cards:
             served = " or ".join(repr(name) for name in names)
@@ -158,19 +151,17 @@ def _add_model_routes(app: FastAPI, names: ServedNames, max_model_len: int) -> N
 
 
 def _add_state_routes(app: FastAPI, engine: EngineHandle, metrics_text: Callable[[], bytes]) -> None:
-    @app.head("/health", include_in_schema=False)
-    @app.get("/health", summary="The process runs and its engine steps, or idles without being stuck")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         return health_response(health_problem, read_status(engine))
 
-    @app.head("/ready", include_in_schema=False)
-    @app.get("/ready", summary="Requests are taken now")
+    @app.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> Response:
         if app.state.is_leaving:
             raise ApiError(503, f"the server is about to drain; {_ADVICE['draining']}")
         return health_response(readiness_problem, read_status(engine))
 
-    @app.get("/metrics", summary="Prometheus metrics")
+    @app.get("/metrics")
     async def metrics() -> Response:
         return Response(metrics_text(), media_type=METRICS_TYPE)
 
@@ -178,19 +169,17 @@ def _add_state_routes(app: FastAPI, engine: EngineHandle, metrics_text: Callable
 def _add_probe_routes(app: FastAPI, engine: EngineHandle, streams: Streams) -> None:
     """What gateways ask vLLM's server for."""
 
-    @app.get("/version", summary="The server's version")
+    @app.get("/version")
     async def tell_version() -> Response:
-        return _json(200, msgspec.json.encode({"version": version()}))
+        return _json(200, msgspec.json.encode(Version(version=version())))
 
-    @app.head("/ping", include_in_schema=False)
-    @app.post("/ping", summary="As /health")
-    @app.get("/ping", summary="As /health")
+    @app.api_route("/ping", methods=["GET", "HEAD", "POST"])
     async def ping() -> Response:
         return health_response(health_problem, read_status(engine))
 
-    @app.get("/load", summary="Requests that are not answered yet")
+    @app.get("/load")
     async def load() -> Response:
-        return _json(200, msgspec.json.encode({"server_load": len(streams)}))
+        return _json(200, msgspec.json.encode(Load(server_load=len(streams))))
 
 
 _ADVICE: dict[Phase, str] = {
@@ -229,8 +218,7 @@ def health_response(problem_of: Callable[[Status], str | None], status: Status) 
     """200, or 503 with what `problem_of` says."""
     if (problem := problem_of(status)) is not None:
         raise ApiError(503, problem)
-    lost = {"replicas_lost": status.failed_replicas} if status.failed_replicas else {}
-    return _json(200, msgspec.json.encode({"status": "ok"} | lost))
+    return _json(200, msgspec.json.encode(Health(replicas_lost=status.failed_replicas or UNSET)))
 
 
 def add_error_shapes(app: FastAPI) -> None:

@@ -121,6 +121,11 @@ _ANTHROPIC = {
 """Anthropic's class of an error, by its status; `api_error` for others."""
 
 
+def is_of_messages(path: str) -> bool:
+    """Whether Anthropic's API has this path."""
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
 class _Told(msgspec.Struct):
     message: str
     param: str | None = None
@@ -133,7 +138,7 @@ class _OpenAiBody(msgspec.Struct):
 
 def body_for(path: str, status: int, body: bytes) -> bytes:
     """An error's OpenAI `body` in the form of the API that has this path."""
-    if path != MESSAGES_PATH and not path.startswith(f"{MESSAGES_PATH}/"):
+    if not is_of_messages(path):
         return body
     message = msgspec.json.decode(body, type=_OpenAiBody).error.message
     kind = _ANTHROPIC.get(status, "api_error")
