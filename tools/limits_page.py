@@ -41,6 +41,7 @@ GROUPS: dict[str, tuple[str, tuple[Limit, ...]]] = {
     "Requests": (
         "Beyond them: 400 that names the field. [API](api.md) has the ranges of the sampling fields.",
         (
+            Limit("objects and lists in a body", f"{HTTP}/body_reader.py", "MAX_CONTAINERS"),
             Limit("`messages`", OPENAI, "MESSAGES"),
             Limit("items of a response's `input`", f"{HTTP}/responses.py", "MAX_ITEMS"),
             Limit("`documents`", OPENAI, "DOCUMENTS"),

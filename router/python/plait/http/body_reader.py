@@ -14,6 +14,9 @@ MAX_DEPTH = 16
 """Nesting of free-form values: tool calls and template arguments."""
 MAX_SCHEMA_DEPTH = 64
 """Nesting of tools and documents."""
+MAX_CONTAINERS = 131_072
+"""Objects and lists in a body. A body of 8 MiB has room for millions, and reading them would hold up all others."""
+_OTHERS = bytes(set(range(256)) - set(b'"[{'))
 _WIDEST = range(-(1 << 63), 1 << 64)
 """Integers that serde_json reads as such."""
 
@@ -31,6 +34,7 @@ def decode(raw: bytes, kind: type[Body], unsupported: Neutral) -> Body:
 
 def decode_with_fields(raw: bytes, kind: type[Body], unsupported: Neutral) -> tuple[Body, Fields]:
     """The typed body, and its fields as they came."""
+    _check_containers(raw)
     try:
         fields = _fields(raw)
         check_supported(fields, unsupported)
@@ -39,6 +43,22 @@ def decode_with_fields(raw: bytes, kind: type[Body], unsupported: Neutral) -> tu
         raise ApiError(400, f"the body of {len(raw)} bytes is not valid JSON: {error}; correct it") from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply; send plain messages or prompts") from None
+
+
+def _check_containers(raw: bytes) -> None:
+    """Reject what has too many objects and lists; those within texts are none."""
+    if _num_openings(raw) > MAX_CONTAINERS and _num_openings(_outside_texts(raw)) > MAX_CONTAINERS:
+        raise ApiError(400, f"the body has over {MAX_CONTAINERS} objects and lists, which is the limit; send fewer")
+
+
+def _num_openings(raw: bytes) -> int:
+    return raw.count(b"{") + raw.count(b"[")
+
+
+def _outside_texts(raw: bytes) -> bytes:
+    """The openings that are in no text; few passes in C, as the body may be hostile."""
+    marks = raw.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _OTHERS).replace(b'""', b"")
+    return b"".join(marks.split(b'"')[::2])
 
 
 def _fields(raw: bytes) -> Fields:

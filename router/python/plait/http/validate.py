@@ -22,6 +22,7 @@ from plait.http.bodies import (
 from plait.http.body_errors import UNSUPPORTED, field_error
 from plait.http.body_reader import MAX_SCHEMA_DEPTH, ServedNames, check_free_form, decode, served_name
 from plait.http.constraints import constraint_of
+from plait.http.engine_limits import DOCUMENTS, MESSAGES, TOOLS, Range
 from plait.http.identity import ClientIdentity
 from plait.http.tools import AskedTools, calls_of, read_tools
 from plait.http.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION
@@ -58,6 +59,7 @@ def read_chat(raw: bytes, served: ServedNames, client: ClientIdentity = ANONYMOU
     body = decode(raw, ChatBody, UNSUPPORTED_CHAT)
     if body.top_logprobs and not body.logprobs:
         raise field_error("top_logprobs", f"is {body.top_logprobs} without `logprobs`; send `logprobs`: true with it")
+    check_count("messages", len(body.messages), MESSAGES)
     asked = _Asked(
         kind="chat",
         id_prefix="chatcmpl",
@@ -70,7 +72,7 @@ def read_chat(raw: bytes, served: ServedNames, client: ClientIdentity = ANONYMOU
         continue_final_message=bool(body.continue_final_message),
         reasoning_effort=body.reasoning_effort,
         thinking_token_budget=body.thinking_token_budget,
-        documents=free_form("documents", body.documents or []),
+        documents=free_form("documents", body.documents or [], DOCUMENTS),
         tools=_tools(body),
         include_reasoning=body.include_reasoning is not False,
     )
@@ -175,11 +177,19 @@ def _tools(body: ChatBody) -> AskedTools:
     return asked
 
 
-def free_form(param: str, values: list[dict[str, Json]]) -> list[dict[str, Json]]:
+def free_form(param: str, values: list[dict[str, Json]], most: Range = TOOLS) -> list[dict[str, Json]]:
     """Tools or documents that the engine reads; raises `ApiError`."""
+    check_count(param, len(values), most)
     for index, value in enumerate(values):
         check_free_form(f"{param}[{index}]", value, MAX_SCHEMA_DEPTH)
     return values
+
+
+def check_count(param: str, given: int, allowed: Range) -> None:
+    """Raise `ApiError` for too many. The engine would, too; each entry costs time before."""
+    if given > allowed.most:
+        problem = f"has {given} entries, where {allowed.least} to {allowed.most} are allowed; send fewer"
+        raise field_error(param, problem)
 
 
 def _message(index: int, message: Message) -> dict[str, Json]:
