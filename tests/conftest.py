@@ -101,6 +101,14 @@ def hub_client() -> None:
 
 
 @pytest.fixture(scope="session")
+def description_tools() -> None:
+    """What reads OpenAPI documents; without it the test is skipped; with CI=true it fails."""
+    missing = [name for name in ("schemathesis", "openapi_spec_validator") if importlib.util.find_spec(name) is None]
+    if missing:
+        skip_or_fail(f"no {' and '.join(missing)}; .venv/bin/pip install '.[test]'")
+
+
+@pytest.fixture(scope="session")
 def flashinfer_there() -> None:
     """The version whose calls the Blackwell stand-in takes; without it the test is skipped; with CI=true it fails."""
     wanted = "0.7.2.post1"

@@ -28,9 +28,10 @@ WITHOUT_OUTPUT = r"^/(detokenize|v1/responses/input_tokens|v1/messages/count_tok
 
 
 @pytest.fixture(scope="module")
-def described(check_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def described(
+    description_tools: None, check_models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """A server whose answers end soon: its context is short."""
-    pytest.importorskip("schemathesis")
     limits = ("--max-model-len", "128", "--max-queue", "32", "--max-seqs", "16")
     log = tmp_path_factory.mktemp("server") / "server.log"
     one = start_server(log, check_models / "recall-gqa", *limits, "--threads", "1")

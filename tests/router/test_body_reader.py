@@ -21,7 +21,7 @@ def completion(**fields: object) -> bytes:
 
 
 def test_a_body_of_too_many_lists_is_refused_before_it_is_read() -> None:
-    at_the_limit = [[]] * (MAX_CONTAINERS - 2)
+    at_the_limit: list[object] = [[]] * (MAX_CONTAINERS - 2)
     assert read_completion(completion(unknown=at_the_limit), SERVED).prompts == ["a"]
     with pytest.raises(ApiError, match="objects and lists, which is the limit") as refused:
         read_completion(completion(unknown=[*at_the_limit, {}]), SERVED)
