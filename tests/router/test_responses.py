@@ -118,7 +118,7 @@ def test_the_response_repeats_no_name_that_the_api_does_not_have(name: str, give
 def test_a_schema_is_repeated_with_its_name() -> None:
     asked = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
     repeated = json.loads(response(text={"format": asked}).protocol.fields)
-    assert repeated["text"] == {"format": asked | {"description": None}}
+    assert repeated["text"] == {"format": asked}
 
 
 def test_what_changes_nothing_here_is_taken() -> None:
@@ -218,3 +218,12 @@ def test_a_request_of_codexs_shape_is_taken() -> None:
     assert [it["role"] for it in request.messages] == ["system", "user", "user", "assistant", "tool"]
     assert request.stream
     assert len(request.tools) == 2
+
+
+def test_what_a_client_did_not_name_is_no_null_where_openai_has_a_text() -> None:
+    asked = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+    told = json.loads(response(text={"format": asked}).protocol.fields)
+    assert "user" not in told
+    assert "description" not in told["text"]["format"]
+    told = json.loads(response(text={"format": asked | {"description": "d"}}, user="u").protocol.fields)
+    assert (told["user"], told["text"]["format"]["description"]) == ("u", "d")

@@ -122,7 +122,7 @@ class ResponseAnswer(_Answer):
     tools: list[OpenDocument]
     top_p: float | None
     truncation: Literal["disabled"]
-    user: str | None
+    user: str | UnsetType = UNSET
 
 
 class ThinkingBlock(_Item, tag="thinking"):

@@ -219,8 +219,9 @@ def _repeated(body: ResponsesBody, model: str) -> str:
         "tools": [_shown_tool(tool) for tool in body.tools or []],
         "top_p": body.top_p,
         "truncation": "disabled",
-        "user": body.user,
     }
+    if body.user is not None:
+        asked["user"] = body.user
     try:
         return msgspec.json.format(msgspec.json.encode(asked), indent=-1).decode()
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -236,13 +237,8 @@ def _shown_text(text: TextSettings) -> dict[str, Json]:
 def _shown_format(asked: TextFormat) -> dict[str, Json]:
     if asked.type != "json_schema":
         return {"type": asked.type}
-    return {
-        "type": asked.type,
-        "name": asked.name,
-        "description": asked.description,
-        "schema": asked.schema,
-        "strict": asked.strict,
-    }
+    shown: dict[str, Json] = {"type": asked.type, "name": asked.name, "schema": asked.schema, "strict": asked.strict}
+    return shown if asked.description is None else shown | {"description": asked.description}
 
 
 def _shown_choice(choice: str | ResponsesToolChoice) -> Json:
