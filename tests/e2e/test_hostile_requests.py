@@ -13,7 +13,8 @@ from plait_testing.hostile import ATTACKS, Answered, attack_with_all, wrongly_an
 from plait_testing.running_server import Server
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "copy kilo"}], "max_tokens": 16, "temperature": 0}
-MAX_GROWTH = 0.05
+MAX_GROWTH = 24 << 20
+"""Bytes that the server may keep: what eight requests of each kind send, kept, would be over 100 MiB."""
 
 
 async def answer(url: str) -> str:
@@ -45,6 +46,6 @@ def test_hostile_requests_are_refused_and_leave_nothing_behind(
     assert list(wrongly_answered(attacked)) == []
     assert {each.kind for each in attacked} == {one.kind for one in ATTACKS}
     assert set(answers) == {right}
-    assert process.memory_info().rss < before * (1 + MAX_GROWTH)
+    assert process.memory_info().rss < before + MAX_GROWTH
     assert httpx.get(f"{url}/ready", timeout=60).status_code == 200
     assert recall_server.process.poll() is None
