@@ -4,7 +4,7 @@
 
 The kinds are those of `plait_testing/hostile.py`, each as often. Clients of short chats ask all the while, and before
 that alone for a while. Memory is the resident memory of the server's own process: after the load alone, after the first
-eighth of the hostile requests, when its allocator has held as many large bodies at a time as it ever will, and at the end.
+eighth of the hostile requests, and at the end.
 """
 
 from __future__ import annotations
