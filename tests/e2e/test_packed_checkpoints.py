@@ -17,8 +17,7 @@ SERVED = {
     "AWQ": ("recall-gqa", "awq", "kept in blocks of Q5_0", ()),
     "GPTQ on two ranks": ("recall-gqa", "gptq", "kept in blocks of Q4_0", ("--tp", "2")),
     "MXFP4": ("recall-gqa", "mxfp4", "kept in blocks of Q5_0", ()),
-    "NVFP4": ("recall-gqa", "nvfp4", "NVFP4, upcast to bfloat16", ()),
-    "ModelOpt's NVFP4 of an MLA model": ("recall-mla", "nvfp4-modelopt", "NVFP4, upcast to bfloat16", ()),
+    "ModelOpt's NVFP4": ("recall-gqa", "nvfp4-modelopt", "NVFP4, upcast to bfloat16", ()),
     "compressed-tensors of an MLA model": ("recall-mla", "compressed-zeros", "kept in blocks of Q5_0", ()),
 }
 
