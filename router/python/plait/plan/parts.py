@@ -77,11 +77,11 @@ def act_order_cost(parts: tuple[Part, ...], form: StoredForm | None) -> ActOrder
     if form is None or not form.is_mixed:
         return None
     held, in_order = (hold(parts, each, lambda _part: 1) for each in (form, replace(form, is_mixed=False)))
-    widened = [(own, other) for own, other in zip(held, in_order, strict=True) if own.quantised < other.quantised]
-    if not widened:
+    upcast = [(own, other) for own, other in zip(held, in_order, strict=True) if own.quantised < other.quantised]
+    if not upcast:
         return None
-    names = tuple(dict.fromkeys(own.part.name for own, _ in widened))
-    return ActOrderCost(names, sum(own.num_bytes for own, _ in widened), sum(other.num_bytes for _, other in widened))
+    names = tuple(dict.fromkeys(own.part.name for own, _ in upcast))
+    return ActOrderCost(names, sum(own.num_bytes for own, _ in upcast), sum(other.num_bytes for _, other in upcast))
 
 
 def _dense_part(part: Part) -> HeldPart:
