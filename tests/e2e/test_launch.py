@@ -13,6 +13,7 @@ import psutil
 import pytest
 from plait.nodes.head import LOADED
 from plait.nodes.key_files import write_new_keys
+from plait_testing.faulty_nodes import MEET_SECONDS, PHASES, cut_off_while, start_with_fault
 from plait_testing.node_network import (
     NodeNetwork,
     door,
@@ -221,73 +222,20 @@ def test_a_node_that_is_cut_off_ends_both_and_each_names_the_other(
 
 @pytest.mark.slow
 @both_layouts
-@pytest.mark.parametrize("cut_while", ["meet", "preflight", "load", "capture"])
+@pytest.mark.parametrize("cut_while", PHASES)
 def test_a_node_that_is_cut_off_before_all_are_ready_ends_both(
     cut_while: str, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path, layout: tuple[str, ...]
 ) -> None:
-    if cut_while == "meet":
-        network.cut_off(1)
-    flags = (*layout, "--meet-timeout-seconds", "5")
-    nodes = network.launch_all(tmp_path, check_models / "recall-mla", keys, *flags)
-    if cut_while != "meet":
-        node, line = {"preflight": (0, "Node 1 is"), "load": (1, "Preflight passed"), "capture": (0, LOADED)}[cut_while]
-        nodes[node].read_line(line)
-        network.cut_off(1)
-    assert wait_for_all(nodes, 5 + END_SECONDS) == [5, 5]
+    nodes = cut_off_while(cut_while, network, tmp_path, check_models / "recall-mla", keys, *layout)
+    assert wait_for_all(nodes, MEET_SECONDS + END_SECONDS) == [5, 5]
     ranks = "ranks 2 to 3" if layout is LAYOUT else "rank 1"
-    wanted = f"phase meet: node 1 ({ranks}) missing after 5 s" if cut_while == "meet" else "no word from 10.77.0.2"
+    wanted = (
+        f"phase meet: node 1 ({ranks}) missing after {MEET_SECONDS} s"
+        if cut_while == "meet"
+        else "no word from 10.77.0.2"
+    )
     assert wanted in nodes[0].last_line
     assert "node 0" in nodes[1].last_line
-
-
-def start_with_fault(fault: str, network: NodeNetwork, folder: Path, model: Path, keys: Path) -> list[Server]:
-    """Two nodes, the second of them with a fault."""
-    places = [network.place(node, keys) for node in (0, 1)]
-    flags, models, environment = [[*LAYOUT], [*LAYOUT]], [model, model], {}
-    match fault:
-        case "a wrong version":
-            info = folder / "other" / "plait-9.9.9.dist-info"
-            info.mkdir(parents=True)
-            (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plait\nVersion: 9.9.9\n")
-            environment["PYTHONPATH"] = f"{info.parent}:{psutil.Process().environ().get('PYTHONPATH', '')}"
-        case "another setting":
-            flags[1] += ["--max-seqs", "8"]
-        case "a shorter file" | "a missing file":
-            models[1] = copy_of(model, folder / model.name, is_shorter=fault == "a shorter file")
-        case "no model":
-            models[1] = folder / "nowhere"
-        case "a wrong key":
-            write_new_keys(folder / "other-keys", 2)
-            places[1] = network.place(1, folder / "other-keys")
-            flags[0] += ["--meet-timeout-seconds", "6"]
-        case "a clock off by an hour":
-            (folder / "other").mkdir()
-            shift = "import time; now = time.time; time.time = lambda: now() + 3600"
-            (folder / "other" / "sitecustomize.py").write_text(shift)
-            environment["PYTHONPATH"] = f"{folder / 'other'}:{psutil.Process().environ().get('PYTHONPATH', '')}"
-        case "a port in use":
-            flags[1] += ["--port", str(network.hold_port(1))]
-    return [
-        network.launch(
-            node,
-            folder / f"node-{node}.log",
-            models[node],
-            *places[node],
-            *flags[node],
-            **(environment if node == 1 else {}),
-        )
-        for node in (1, 0)
-    ][::-1]
-
-
-def copy_of(model: Path, folder: Path, *, is_shorter: bool) -> Path:
-    """The model with a fault in its weights."""
-    folder.mkdir()
-    for file in model.iterdir():
-        if file.is_file() and (file.suffix != ".safetensors" or is_shorter):
-            content = file.read_bytes()
-            (folder / file.name).write_bytes(content[: len(content) // 2] if file.suffix == ".safetensors" else content)
-    return folder
 
 
 @pytest.mark.slow
@@ -308,7 +256,7 @@ def test_a_fault_of_a_node_ends_all_before_anything_loads(
     fault: str, codes: list[int], said: str, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
 ) -> None:
     began = time.monotonic()
-    nodes = start_with_fault(fault, network, tmp_path, check_models / "recall-mla", keys)
+    nodes = start_with_fault(fault, network, tmp_path, check_models / "recall-mla", keys, *LAYOUT)
     assert wait_for_all(nodes, 20 + END_SECONDS) == codes, time.monotonic() - began
     assert all(said in one.last_line for one in nodes), [one.last_line for one in nodes]
     assert not any("Loading" in one.errors for one in nodes)
