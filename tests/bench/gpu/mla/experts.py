@@ -1,6 +1,8 @@
 """DeepSeek-V2-Lite's experts by each of the ways, from one token to thousands: where one overtakes the other.
 
-python tests/bench/gpu/mla/experts.py --out FILE
+python tests/bench/gpu/mla/experts.py [--ranks 4] --out FILE
+
+With `--ranks N` a rank of N has each expert's share of the width.
 """
 
 from __future__ import annotations
@@ -48,9 +50,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tiles", action="store_true", help="try every tile")
+    parser.add_argument("--ranks", type=int, default=1, help="that divide the width")
     options = parser.parse_args()
-    num_all = NUM_EXPERTS + NUM_SHARED
-    gate_up, down = normal(num_all, 2 * WIDTH, HIDDEN), normal(num_all, HIDDEN, WIDTH)
+    num_all, width = NUM_EXPERTS + NUM_SHARED, WIDTH // options.ranks
+    gate_up, down = normal(num_all, 2 * width, HIDDEN), normal(num_all, HIDDEN, width)
     routing = Routing("softmax", TOP_K, GroupLimit(1, 1), 1.0, num_shared=NUM_SHARED)
     rows: list[dict[str, object]] = []
     for num_tokens in TOKENS:
@@ -66,13 +69,13 @@ def main() -> None:
         if options.tiles and 16 <= num_tokens <= 2048:
             figures |= tiles(given)
         num_used = given[4].unique().numel()
-        floor_bytes, operations = num_used * 3 * HIDDEN * WIDTH * 2, given[4].numel() * 6 * HIDDEN * WIDTH
+        floor_bytes, operations = num_used * 3 * HIDDEN * width * 2, given[4].numel() * 6 * HIDDEN * width
         figures["floor"] = max(floor_bytes / COPY_BYTES_A_US, operations / 765e6)
         print(num_tokens, {name: round(value, 1) for name, value in figures.items()}, flush=True)
-        case = f"V2-Lite experts of {num_tokens} tokens"
+        case = f"V2-Lite experts {width} wide of {num_tokens} tokens"
         rows += [{"case": case, "metric": name, "unit": "us", "value": round(us, 2)} for name, us in figures.items()]
     if options.out:
-        command = "tests/bench/gpu/mla/experts.py"
+        command = " ".join(["tests/bench/gpu/mla/experts.py", *sys.argv[1:]])
         options.out.write_text(json.dumps({"command": command, "rows": rows}, indent=1) + "\n")
 
 
