@@ -17,9 +17,9 @@ from plait_testing.faulty_nodes import MEET_SECONDS, PHASES, cut_off_while, star
 from plait_testing.node_network import (
     NodeNetwork,
     door,
-    exhaust_memory,
     interrupt,
     reason_without_namespaces,
+    starve_a_rank,
     wait_for_all,
     workers_of,
 )
@@ -307,9 +307,7 @@ def test_a_rank_without_memory_ends_both_nodes(
 ) -> None:
     nodes = begin(network, tmp_path, check_models, keys, layout=layout)
     everything = processes_of(nodes)
-    exhaust_memory(workers_of(nodes[1])[0])
-    node = 1 if layout is LAYOUT else 0
-    network.try_recall(node, door(nodes[0], node), "recall-mla")
+    starve_a_rank(network, nodes, "recall-mla")
     codes = wait_for_all(nodes, END_SECONDS)
     assert_all_gone(everything)
     for one in nodes:

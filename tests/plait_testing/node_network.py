@@ -154,9 +154,9 @@ class NodeNetwork:
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
-    def try_recall(self, node: int, url: str, model: str) -> None:
+    def try_recall(self, node: int, url: str, model: str, num: int = 1) -> None:
         """Ask a server that may end meanwhile."""
-        self._ask(node, url, model, "1", "512")
+        self._ask(node, url, model, str(num), "512")
 
     def _ask(self, node: int, *words: str) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
@@ -207,6 +207,18 @@ def door(head: Server, node: int, start: int = 0) -> str:
 def exhaust_memory(rank: psutil.Process) -> None:
     """Let the kernel give the process no more memory."""
     rank.rlimit(psutil.RLIMIT_AS, (1 << 20, 1 << 20))
+
+
+def starve_a_rank(network: NodeNetwork, nodes: Sequence[Server], model: str) -> None:
+    """Take memory from a rank of node 1, and ask ever more at once until the rank has asked for some."""
+    rank = workers_of(nodes[1])[0]
+    exhaust_memory(rank)
+    node = 1 if has_engine(nodes[1]) else 0
+    url = door(nodes[0], node)
+    for num_problems in range(1, 20):
+        network.try_recall(node, url, model, num_problems)
+        if not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE:
+            return
 
 
 def interrupt(node: Server) -> None:

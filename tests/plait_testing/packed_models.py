@@ -108,7 +108,8 @@ def _quantise_mxfp4(weight_OI: Tensor) -> Quantised:
 def _quantise_nvfp4(weight_OI: Tensor) -> Quantised:
     """As MXFP4; the matrix's scale is a power of two, so that products are exact in float32."""
     runs = weight_OI.double().unflatten(1, (-1, 16))
-    stored = (runs.abs().amax(2) / 6 / NVFP4_WHOLE).to(torch.float8_e4m3fn).double()
+    most = torch.finfo(torch.float8_e4m3fn).max  # beyond it some versions of torch write NaN
+    stored = (runs.abs().amax(2) / 6 / NVFP4_WHOLE).clamp(max=most).to(torch.float8_e4m3fn).double()
     scale_OG = stored.clamp(min=2.0**-9) * NVFP4_WHOLE / 2
     doubled = runs / scale_OG[..., None]
     nearest = _DOUBLED[(doubled[..., None] - _DOUBLED).abs().argmin(-1)].flatten(1)

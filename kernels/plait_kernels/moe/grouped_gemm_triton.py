@@ -39,18 +39,24 @@ class Tiles:
     down: Tile
 
 
+_NARROW = 352
+"""A quarter of DeepSeek-V2-Lite's width: too few programs to hide what one waits for."""
+
+
 def tiles_for(num_pairs_per_expert: float, width: int) -> Tiles:
     """By the mean length of an expert's list, tuned on an H200: weights are read once where its rows fit one tile.
 
     Few rows leave no time for outputs that are not there: ``width`` is that of an expert, or of a rank's shard of it.
     """
+    is_narrow = width <= _NARROW
     if num_pairs_per_expert <= 12:
         gate_up = Tile(16, 64, 128, 4, 3) if width % 128 else Tile(16, 128, 128, 4, 2)
-        return Tiles(gate_up, Tile(16, 128, 128, 4, 3))
+        is_split = is_narrow and num_pairs_per_expert > 6
+        return Tiles(Tile(32, 64, 128, 4, 2) if is_split else gate_up, Tile(16, 128, 128, 4, 3))
     if num_pairs_per_expert <= 24:
         return Tiles(Tile(32, 64, 128, 4, 2), Tile(32, 64, 128, 4, 2))
     if num_pairs_per_expert <= 90:
-        return Tiles(Tile(64, 64, 64, 4, 3), Tile(64, 128, 64, 4, 3))
+        return Tiles(Tile(64, 64, 64, 4, 4 if is_narrow else 3), Tile(64, 128, 64, 4, 3))
     return Tiles(Tile(128, 128, 64, 8, 3), Tile(128, 128, 64, 8, 3))
 
 

@@ -142,8 +142,11 @@ class Measured:
         ]
 
 
-def measure(matrix: str, num_rows: int, weights: Sequence[Tensor], fits: Container[Job]) -> Measured:
-    """Torch and every tile that fits a processor; the best is one that rounds no worse than torch by half."""
+def measure(matrix: str, num_rows: int, weights: Sequence[Tensor], fits: Container[Job]) -> Measured | None:
+    """Torch and every tile that fits a processor; the best is one that rounds no worse than torch by half.
+
+    None for a matrix that is no whole number of any tile: torch's GEMM computes it.
+    """
     shape = (weights[0].shape[0], weights[0].shape[1])
     x_NI = torch.randn(num_rows, shape[1], dtype=torch.bfloat16, device="cuda")
     torch_error = error(F.linear(x_NI, weights[0]), x_NI, weights[0])
@@ -153,6 +156,8 @@ def measure(matrix: str, num_rows: int, weights: Sequence[Tensor], fits: Contain
             own_error = error(skinny_gemm(x_NI, weights[0], tile), x_NI, weights[0])
             us = chain_us(functools.partial(_own, x_NI, tile), weights)
             found.append((own_error > 1.5 * torch_error, us, own_error, tile))
+    if not found:
+        return None
     is_wrong, own_us, own_error, tile = min(found, key=lambda each: each[:2])
     if is_wrong:
         raise SystemExit(f"{matrix}, {num_rows} rows: no tile is right; the best is off by {own_error}")
@@ -189,8 +194,10 @@ def main() -> None:
         shape = (num_outputs, num_inputs)
         weights = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") * 0.02 for _ in range(num)]
         for num_rows in ROWS:
-            found.append(measure(name, num_rows, weights, fits))
-            print(found[-1], flush=True)
+            measured = measure(name, num_rows, weights, fits)
+            print(measured or f"{name}, {shape}: no tile divides it", flush=True)
+            if measured is not None:
+                found.append(measured)
     result = {
         "commit": commit(),
         "command": " ".join(["tests/bench/gpu/gemm_tuning.py", *sys.argv[1:]]),

@@ -13,6 +13,7 @@ import argparse
 import json
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,10 +29,8 @@ from plait.nodes.key_files import write_new_keys
 from plait_testing.faulty_nodes import MEET_SECONDS, PHASES, cut_off_while, start_with_fault
 from plait_testing.node_network import (
     NodeNetwork,
-    door,
-    exhaust_memory,
-    has_engine,
     interrupt,
+    starve_a_rank,
     wait_for_all,
     workers_of,
 )
@@ -42,6 +41,8 @@ FLAGS = ("--max-model-len", "1024", "--meet-timeout-seconds", "120")
 LAYOUTS = {"replicas": ("--dp", "2"), "spanning": ("--tp", "2")}
 LAUNCHERS_PORT, ENGINES_PORT = 7450, 7451
 GOAL_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
+"""Whatever has not ended by then counts as a wrong end."""
 Fault = Callable[[NodeNetwork, list[Server]], object]
 
 FROZEN = "a rank of node 1 is frozen"
@@ -54,7 +55,10 @@ FAULTS: dict[str, tuple[Fault, list[list[int]]]] = {
     "the head's launcher is killed": (lambda _, nodes: nodes[0].process.kill(), [[-9, 5]]),
     "Ctrl-C on node 1": (lambda _, nodes: interrupt(nodes[1]), [[0, 0]]),
     "Ctrl-C on the head": (lambda _, nodes: interrupt(nodes[0]), [[0, 0]]),
-    "a rank of node 1 has no memory": (lambda network, nodes: starve(network, nodes), [[3, 3], [5, 5]]),
+    "a rank of node 1 has no memory": (
+        lambda network, nodes: starve_a_rank(network, nodes, MODEL.name),
+        [[3, 3], [5, 5]],
+    ),
     FROZEN: (lambda _, nodes: workers_of(nodes[1])[0].suspend(), [[5, 5]]),
     "the launchers' link is half open": (lambda network, _: network.drop_port(1, LAUNCHERS_PORT), [[5, 5]]),
     "the engines' or ranks' link is half open": (lambda network, _: network.drop_port(1, ENGINES_PORT), [[5, 5]]),
@@ -77,13 +81,6 @@ LEFT_OUT = {("replicas", FROZEN), *(("spanning", name) for name in REFUSED)}
 """The preflight is the same whatever the layout."""
 
 
-def starve(network: NodeNetwork, nodes: list[Server]) -> None:
-    """Take memory from a rank of node 1, and have it compute."""
-    exhaust_memory(workers_of(nodes[1])[0])
-    node = 1 if has_engine(nodes[1]) else 0
-    network.try_recall(node, door(nodes[0], node), MODEL.name)
-
-
 def says_cause_last(node: Server) -> bool:
     """Whether a node that failed says why once, in its last line."""
     has_failed = node.process.returncode > 0
@@ -101,8 +98,11 @@ class Run:
 
 def wait_for_ends(nodes: list[Server], left: list[psutil.Process], codes: list[list[int]]) -> bool:
     """Whether the nodes end as they must, and their processes with them."""
-    ended = wait_for_all(nodes, 60)
-    _, running = psutil.wait_procs(left, timeout=60)
+    try:
+        ended = wait_for_all(nodes, PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        ended = []
+    _, running = psutil.wait_procs(left, timeout=PATIENCE_SECONDS)
     is_right = ended in codes and not running and all(map(says_cause_last, nodes))
     if not is_right:
         print(f"a wrong end, {ended}: {[one.last_line for one in nodes]}", flush=True)
