@@ -209,16 +209,21 @@ def exhaust_memory(rank: psutil.Process) -> None:
     rank.rlimit(psutil.RLIMIT_AS, (1 << 20, 1 << 20))
 
 
-def starve_a_rank(network: NodeNetwork, nodes: Sequence[Server], model: str) -> None:
-    """Take memory from a rank of node 1, and ask ever more at once until the rank has asked for some."""
+def starve_a_rank(network: NodeNetwork, nodes: Sequence[Server], model: str) -> float:
+    """Take memory from a rank of node 1, and ask ever more at once until the rank has asked for some.
+
+    Returns when the request began that it could not answer, by the monotonic clock.
+    """
     rank = workers_of(nodes[1])[0]
     exhaust_memory(rank)
     node = 1 if has_engine(nodes[1]) else 0
     url = door(nodes[0], node)
     for num_problems in range(1, 20):
+        asked = time.monotonic()
         network.try_recall(node, url, model, num_problems)
         if not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE:
-            return
+            return asked
+    raise AssertionError("the rank asks for no memory")
 
 
 def interrupt(node: Server) -> None:

@@ -44,6 +44,7 @@ GOAL_SECONDS = 10.0
 PATIENCE_SECONDS = 60.0
 """Whatever has not ended by then counts as a wrong end."""
 Fault = Callable[[NodeNetwork, list[Server]], object]
+"""Returns when it struck, by the monotonic clock, if that is not at once."""
 
 FROZEN = "a rank of node 1 is frozen"
 """Noticed by its node's launcher if its engine is on another host; else by its step's deadline, after over a minute."""
@@ -121,7 +122,8 @@ def run_serving(name: str, layout: str) -> Run:
         ready = time.monotonic() - began
         left = [process for one in nodes for process in one.workers()]
         began = time.monotonic()
-        fault(network, nodes)
+        struck = fault(network, nodes)
+        began = struck if isinstance(struck, float) else began
         is_right = wait_for_ends(nodes, left, codes)
         return Run(ready, time.monotonic() - began, is_right)
 
