@@ -96,3 +96,4 @@ def test_a_number_of_ranks_that_does_not_divide_the_model_ends_with_2(server: St
     refused = server(check_models / "recall-mla", "--tp", "3")
     assert refused.wait() == 2
     assert "attention heads (num_attention_heads), 8; these values of --tp work: 1, 2, 4, 8" in refused.last_line
+    assert "rank 0" not in refused.errors, "the ranks' own check comes after torch"

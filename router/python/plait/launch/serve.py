@@ -35,6 +35,7 @@ from plait.launch.group_place import group_place
 from plait.launch.hash_key import cache_secrets
 from plait.launch.listen import handed_over, listen, url
 from plait.launch.listen_unix import listen_unix
+from plait.launch.model_layout import check_model_layout
 from plait.launch.profiles import RankProfiles, profile_folder
 from plait.launch.rank_interface import set_rank_interface
 from plait.launch.recovery import restart_budget
@@ -92,6 +93,7 @@ def serve(
         if budget is not None:
             budget.delay_at_start(time.time())
         run_dir = stack.enter_context(run_directory())
+        check_model_layout(str(local.path), settings.process)
         say(f"Loading {local.path}")
         settings, reason = with_sizes(settings, local, environment)
         scheduler = settings.scheduler

@@ -17,6 +17,7 @@ from plait.errors import DONE, SettingsError, StartError
 from plait.launch.group_checks import check_group_settings
 from plait.launch.group_place import is_in_group
 from plait.launch.listen import is_handed_over
+from plait.launch.model_layout import check_model_layout
 from plait.log import add_to_json_lines
 from plait.nodes.channel import Listener
 from plait.nodes.engine_words import engine_settings_of, engine_words
@@ -28,7 +29,6 @@ from plait.nodes.layout import Layout, PortUse, layout_lines, link_warning, list
 from plait.nodes.log_lines import LogWriter
 from plait.nodes.member import Member
 from plait.nodes.messages import Gpu, Stop
-from plait.nodes.model_layout import check_model_layout
 from plait.nodes.place import Place, check_head_address, find_place, own_address, resolve_head, with_port
 from plait.nodes.plan import LaunchPlan
 from plait.nodes.settings import LaunchSettings

@@ -20,6 +20,7 @@ from plait.http.streams import Streams
 from plait.launch.engine_start import open_engine, with_sizes, write_config
 from plait.launch.group_place import group_place
 from plait.launch.hash_key import cache_secrets
+from plait.launch.model_layout import check_model_layout
 from plait.launch.rank_interface import set_rank_interface
 from plait.launch.run_dir import run_directory
 from plait.launch.supervision import Supervision
@@ -92,6 +93,7 @@ class EngineThread:
         group = group_place(self._settings)
         set_rank_interface(self._environment, group, shares_experts=self._settings.process.dp_attention)
         local = find_model(self._model)
+        check_model_layout(str(local.path), self._settings.process)
         run_dir = stack.enter_context(run_directory())
         settings, _ = with_sizes(self._settings, local, self._environment)
         secrets = cache_secrets(settings.process.kv_hash_key_file)
