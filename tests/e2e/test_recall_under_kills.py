@@ -17,7 +17,7 @@ from plait_testing.model_mistakes import record_answers
 from plait_testing.recording import Record
 from plait_testing.running_server import Server, StartServer
 
-CONTEXT = 2048
+CONTEXT, REDUCED_CONTEXT = 2048, 512
 CONCURRENCY = 8
 EVERY_SECONDS, REDUCED_SECONDS = 20.0, 2.0
 NUM_KILLS, REDUCED_KILLS = 10, 2
@@ -92,6 +92,7 @@ def test_answers_are_right_while_workers_are_killed(
     num_kills = sized(REDUCED_KILLS if (model, layout) in REDUCED else 0, NUM_KILLS)
     if num_kills == 0:
         pytest.skip("at full size alone: other cases have these settings together")
+    context = sized(REDUCED_CONTEXT, CONTEXT)
     running = server(check_models / model, *FLAGS, *LAYOUTS[layout])
     asked: list[recall.Problem] = []
     wrong: list[recall.Wrong] = []
@@ -100,11 +101,11 @@ def test_answers_are_right_while_workers_are_killed(
         is_last = False
         while not is_last:
             is_last = kills.num >= num_kills
-            more = recall.problems(seed=len(asked), num=2 * CONCURRENCY, context=CONTEXT)
+            more = recall.problems(seed=len(asked), num=2 * CONCURRENCY, context=context)
             found = recall.ask_all(running.url, more, model=model, concurrency=CONCURRENCY)
             wrong += [recall.Wrong(one.index + len(asked), one.kind, one.expected, one.given) for one in found]
             asked += more
-    case = f"{model} {CONTEXT} {layout}, a worker killed every {EVERY_SECONDS:g} s"
+    case = f"{model} {context} {layout}, a worker killed every {EVERY_SECONDS:g} s"
     mistakes = record_answers(check_models / model, case, asked, wrong, record)
     record(case, "kills", "kills", kills.num)
     assert mistakes == []
