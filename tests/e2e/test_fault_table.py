@@ -8,11 +8,17 @@ import pytest
 from bench.faults.fault_rows import LOSSES
 from bench.faults.fault_table import FAULTS, measure
 from plait_testing.held.sitecustomize import GARBAGE
+from plait_testing.node_network import reason_without_namespaces
 from plait_testing.shifted_clock import reason_without_compiler
 
 GARBLED, FULL = "worker that answers garbage", "disk full"
-NEEDS = {FULL: "" if os.geteuid() == 0 else "root mounts the disk", "clock jumps": reason_without_compiler()}
-NUM_RUNS = {GARBLED: len(GARBAGE)}
+NODES = ("partition between nodes", "half-open TCP between nodes")
+NEEDS = {
+    FULL: "" if os.geteuid() == 0 else "root mounts the disk",
+    "clock jumps": reason_without_compiler(),
+    **dict.fromkeys(NODES, reason_without_namespaces()),
+}
+NUM_RUNS = {GARBLED: len(GARBAGE), **dict.fromkeys(NODES, 2)}
 STRUCK = {"poisoned request": ("losses", 2), "KV exhaustion": ("preemptions", 1), "rolling drain": ("answers", 8)}
 """What a row has at least if the fault has struck."""
 

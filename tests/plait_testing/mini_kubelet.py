@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import datetime
 import os
 import re
@@ -26,17 +25,14 @@ from typing import Any
 import httpx
 
 from plait_testing.kube_api import PodApi
-from plait_testing.node_network import NodeNetwork
+from plait_testing.node_network import NodeNetwork, enter_namespace
 
-_CLONE_NEWNET = 0x4000_0000
 _ROUND_SECONDS = 0.25
 
 
 def enter_network(network: NodeNetwork, node: int) -> None:
     """Move this thread alone into the namespace: sockets that it opens belong there."""
-    with open(f"/run/netns/{network.namespace(node)}") as namespace:
-        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), "setns")
+    enter_namespace(network.namespace(node))
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import re
@@ -23,10 +24,18 @@ from plait_testing.running_server import READY, Server
 TESTS = Path(__file__).resolve().parent.parent
 _NAMES = Path("/etc/netns")
 """`ip netns exec` mounts the files of a namespace's folder over those of /etc."""
+_CLONE_NEWNET = 0x4000_0000
 
 
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+def enter_namespace(name: str) -> None:
+    """Move this thread, and those that it starts, into the network: sockets that they open belong there."""
+    with Path("/run/netns", name).open() as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
 
 
 @functools.cache
@@ -103,6 +112,12 @@ class NodeNetwork:
         for side in ("--dport", "--sport"):
             rule = [table, "-w", "-A", "OUTPUT", "-o", "eth0", "-p", "tcp", side, str(port), "-j", "DROP"]
             ip("netns", "exec", self.namespace(node), *rule)
+
+    def heal(self, node: int) -> None:
+        """Undo `cut_off` and `drop_port`."""
+        ip("-n", self._switch, "link", "set", f"port{node}", "up")
+        table = "ip6tables" if self._has_ipv6 else "iptables"
+        ip("netns", "exec", self.namespace(node), table, "-w", "-F", "OUTPUT")
 
     def command(self, node: int, *words: str) -> list[str]:
         """A command line that runs Python on the node."""

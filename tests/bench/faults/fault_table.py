@@ -1,4 +1,4 @@
-"""The fault table's rows for one host: what a fault costs, and that nothing is lost. `lost_ranks.py` has two more.
+"""The fault table's rows: what a fault costs, and that nothing is lost. `lost_ranks.py` has two more.
 
 PYTHONPATH=tests python tests/bench/faults/fault_table.py --runs 20 --out tests/bench/results/faults.json
 """
@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.faults import client_faults, clock_jumps, engine_faults, rank_faults, short_resources
+from bench.faults import client_faults, clock_jumps, cut_nodes, engine_faults, rank_faults, short_resources
 from bench.faults.fault_rows import LOSSES, Fault, row, write_record
 
 FAULTS: dict[str, Fault] = {
@@ -28,6 +28,8 @@ FAULTS: dict[str, Fault] = {
     "KV exhaustion": short_resources.kv_exhaustion,
     "disk full": short_resources.full_disk,
     "clock jumps": clock_jumps.clock_jumps,
+    "partition between nodes": cut_nodes.partition,
+    "half-open TCP between nodes": cut_nodes.half_open,
 }
 
 

@@ -13,7 +13,6 @@ faults; what meets what depends on time. Exit code 1: something was lost, wrong 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import random
 import signal
@@ -35,7 +34,13 @@ from plait.bench.result_file import commit, machine, versions
 from plait.nodes.key_files import write_new_keys
 from plait_testing import recall
 from plait_testing.metrics import parse_metrics
-from plait_testing.node_network import NodeNetwork, exhaust_memory, reason_without_namespaces, workers_of
+from plait_testing.node_network import (
+    NodeNetwork,
+    enter_namespace,
+    exhaust_memory,
+    reason_without_namespaces,
+    workers_of,
+)
 from plait_testing.running_server import Server, start_server, wait_until_ready
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "recall-gqa"
@@ -48,7 +53,6 @@ MEMORY_SECONDS = 20.0
 POLL_SECONDS = 0.1
 PAUSE_SECONDS = 1.0
 """Of a client whose server is not there."""
-CLONE_NEWNET = 0x40000000
 MOST_GROWTH = 1.1
 """Of the resident memory, from the median of the first third of the rests to that of the last."""
 MOST_MORE_FILES = 8
@@ -68,9 +72,7 @@ class Door:
     def enter(self) -> None:
         """Give the calling thread the network in which the server listens."""
         if self.namespace is not None:
-            with Path("/var/run/netns", self.namespace).open() as file:
-                if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), "setns")
+            enter_namespace(self.namespace)
 
     def ranks(self) -> list[psutil.Process]:
         """Of all nodes; none while one of them ends."""

@@ -29,6 +29,8 @@ class Stream(threading.Thread):
         self.status = 0
         self.tokens: list[str] = []
         self.times: list[float] = []
+        self.error = ""
+        """Why it ended early, if it was told."""
         self.ended_at = 0.0
         self.has_begun = threading.Event()
         self.start()
@@ -46,6 +48,7 @@ class Stream(threading.Thread):
                     self._take(json.loads(line.removeprefix("data: ")))
 
     def _take(self, event: dict[str, Any]) -> None:
+        self.error = event.get("error", {}).get("message", self.error)
         for choice in event.get("choices", []):
             if choice["logprobs"] is not None:
                 self.tokens += choice["logprobs"]["tokens"]
