@@ -52,8 +52,9 @@ class Server:
         return (self.errors.splitlines() or [""])[-1]
 
     def workers(self) -> list[psutil.Process]:
-        """The processes that it started, without spares that wait to become ranks."""
+        """The processes that it started, the oldest first, without spares that wait to become ranks."""
         children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        children.sort(key=psutil.Process.create_time)  # the system's numbers of processes begin anew at times
         return [child for child in children if not is_spare(child)]
 
     def spares(self) -> list[psutil.Process]:
