@@ -243,12 +243,14 @@ def test_replicas_get_their_ranks_back(server: StartServer, steps: HeldSteps, ch
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_streams_of_a_lost_replica_go_on_in_another_one_at_once(
-    server: StartServer, steps: HeldSteps, check_models: Path
+    num_ranks: int, server: StartServer, steps: HeldSteps, check_models: Path
 ) -> None:
-    running = server(check_models / "recall-gqa", "--dp", "2", *FLAGS)
+    running = server(check_models / "recall-gqa", "--dp", "2", "--tp", str(num_ranks), *FLAGS)
     right = [stream(running.url, asked) for asked in ASKED]
-    spares = wait_for_spares(running, 1)
+    spares = wait_for_spares(running, num_ranks)
+    lost = running.workers()[:num_ranks]
     steps.begin(1)
     with ThreadPoolExecutor(64) as pool:
         answers: list[Future[Answer]] = []
@@ -258,11 +260,11 @@ def test_streams_of_a_lost_replica_go_on_in_another_one_at_once(
             assert time.monotonic() < deadline
             answers.append(pool.submit(stream, running.url, ASKED[len(answers) % len(ASKED)]))
             wait_until_replicas_have(running, len(answers))
-        steps.wait_until_held(2)
+        steps.wait_until_held(2 * num_ranks)
         num_lost = of_replica(running, "plait_requests_running", 0) + of_replica(running, "plait_requests_waiting", 0)
         for spare in running.spares():
             spare.suspend()
-        running.workers()[0].kill()
+        lost[-1].kill()
         steps.end()
         for number, answer in enumerate(answers):
             assert_same(answer.result(), right[number % len(ASKED)])
@@ -274,7 +276,8 @@ def test_streams_of_a_lost_replica_go_on_in_another_one_at_once(
     deadline = time.monotonic() + 60
     while of_replica(running, "plait_replica_down", 0):
         assert time.monotonic() < deadline
-    assert spares & {rank.pid for rank in running.workers()}, "its new rank is one that waited"
+    assert spares <= {rank.pid for rank in running.workers()}, "its new ranks are those that waited"
+    assert not any(rank.is_running() for rank in lost), "no process of the lost replica is left"
     pages = read_metrics(running.url)
     held = [pages[f'plait_kv_pages{{replica="{replica}",state="leased"}}'] for replica in (0, 1)]
     assert held == [0, 0]

@@ -24,11 +24,6 @@ impl HeldPages {
         self.evict();
     }
 
-    /// How many it holds at most.
-    pub(crate) fn max_pages(&self) -> usize {
-        self.max_pages
-    }
-
     /// How many of a prompt's first pages are held.
     pub(crate) fn num_held(&self, pages: &[PageHash]) -> usize {
         let held = pages

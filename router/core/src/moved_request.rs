@@ -30,6 +30,11 @@ impl MovedRequest {
         self.0.job().num_output()
     }
 
+    /// Tokens that it may come to, with its prompt's.
+    pub fn most_tokens(&self) -> u64 {
+        self.0.job().most_tokens()
+    }
+
     /// Output tokens that it may still get.
     pub fn num_left(&self) -> u32 {
         self.0.job().max_output() - self.0.job().num_output()
@@ -53,7 +58,7 @@ impl Scheduler {
     pub fn take_over(&mut self, moved: MovedRequest) -> Result<RequestId, Refusal> {
         let job = moved.0.job();
         let (prompt, limit) = (job.prompt_len() as usize, self.limits.pool_tokens);
-        if u64::from(job.prompt_len()) + u64::from(job.max_output()) > limit {
+        if job.most_tokens() > limit {
             return Err(Refusal::TooLongForPool { prompt, limit });
         }
         let id = self.next_id();

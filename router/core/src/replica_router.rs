@@ -87,11 +87,12 @@ struct Replica {
     load: u64,
     num_routed: u64,
     held: HeldPages,
+    pool_tokens: u64,
 }
 
 impl Replica {
-    fn takes(&self, wanted: Availability, least_pages: usize) -> bool {
-        self.availability == wanted && self.held.max_pages() >= least_pages
+    fn takes(&self, wanted: Availability, most_tokens: u64) -> bool {
+        self.availability == wanted && self.pool_tokens >= most_tokens
     }
 }
 
@@ -110,6 +111,7 @@ impl ReplicaRouter {
             load: 0,
             num_routed: 0,
             held: HeldPages::default(),
+            pool_tokens: 0,
         };
         Self {
             page_size: page_size.into(),
@@ -117,11 +119,11 @@ impl ReplicaRouter {
         }
     }
 
-    /// A replica has so many pages.
-    pub fn set_num_pages(&mut self, replica: u32, num_pages: u32) {
-        self.replicas[replica as usize]
-            .held
-            .resize(num_pages as usize);
+    /// A replica has so many pages, in which a request of so many tokens fits.
+    pub fn set_pool(&mut self, replica: u32, num_pages: u32, pool_tokens: u64) {
+        let replica = &mut self.replicas[replica as usize];
+        replica.held.resize(num_pages as usize);
+        replica.pool_tokens = pool_tokens;
     }
 
     /// Whether a replica takes requests from now on; one that is closed stays so.
@@ -162,22 +164,21 @@ impl ReplicaRouter {
         route
     }
 
-    /// Another replica for a choice whose own one has no ranks: one that is open and has as many pages. Without one the
-    /// choice stays; where its replica is closed, it goes to one that is late, and None says that there is none.
+    /// Another replica for a choice whose own one has no ranks: one that is open, and holds the most tokens that one of
+    /// its requests may come to. Without one the choice stays; where its replica is closed, it goes to one that is
+    /// late, and None says that there is none.
     pub fn move_away(
         &mut self,
         route: Route,
         prompts: &[HashedPrompt],
         num_output_tokens: u64,
+        most_tokens: u64,
     ) -> Option<Route> {
         let own = &self.replicas[route.replica as usize];
-        let (least, is_closed) = (
-            own.held.max_pages(),
-            own.availability == Availability::Closed,
-        );
-        let open = self.best_of(Availability::Open, least, prompts);
+        let is_closed = own.availability == Availability::Closed;
+        let open = self.best_of(Availability::Open, most_tokens, prompts);
         let best = open.or_else(|| {
-            let late = || self.best_of(Availability::Avoided, least, prompts);
+            let late = || self.best_of(Availability::Avoided, most_tokens, prompts);
             is_closed.then(late).flatten()
         });
         let Some((index, num_prompt_tokens)) = best else {
@@ -187,13 +188,12 @@ impl ReplicaRouter {
         Some(self.load(index, num_prompt_tokens, prompts, num_output_tokens))
     }
 
-    /// Whether a replica is open that has as many pages as this one, and is another.
-    pub fn has_other(&self, replica: u32) -> bool {
-        let least = self.replicas[replica as usize].held.max_pages();
+    /// Whether a replica is open that holds a request of so many tokens, and is another.
+    pub fn has_other(&self, replica: u32, most_tokens: u64) -> bool {
         let mut others = (0..)
             .zip(&self.replicas)
             .filter(|(index, _)| *index != replica);
-        others.any(|(_, other)| other.takes(Availability::Open, least))
+        others.any(|(_, other)| other.takes(Availability::Open, most_tokens))
     }
 
     /// The first token of a choice has come, so its prompts are computed.
@@ -210,12 +210,12 @@ impl ReplicaRouter {
     fn best_of(
         &self,
         wanted: Availability,
-        least_pages: usize,
+        most_tokens: u64,
         prompts: &[HashedPrompt],
     ) -> Option<(usize, u64)> {
         let candidates = self.replicas.iter().enumerate();
         candidates
-            .filter(|(_, replica)| replica.takes(wanted, least_pages))
+            .filter(|(_, replica)| replica.takes(wanted, most_tokens))
             .map(|(index, replica)| (index, replica, self.num_new_tokens(replica, prompts)))
             .min_by_key(|(_, replica, num_new)| (replica.load + num_new, replica.num_routed))
             .map(|(index, _, num_new)| (index, num_new))

@@ -199,21 +199,24 @@ impl Scheduler {
 
     /// Tokens of a request's prompt; None once it has ended.
     pub fn prompt_len(&self, request: RequestId) -> Option<u32> {
-        let job = match self.locations.get(&request)? {
-            Location::Queue(key) => self.queue.job(*key)?,
-            Location::Slot(slot) => &self.running.get(*slot)?.job,
-        };
-        Some(job.prompt_len())
+        self.job(request).map(Job::prompt_len)
+    }
+
+    /// Tokens that a request may come to, with its prompt's; None once it has ended.
+    pub fn most_tokens(&self, request: RequestId) -> Option<u64> {
+        self.job(request).map(Job::most_tokens)
     }
 
     /// The output so far of a request that has not ended.
     pub fn output(&self, request: RequestId) -> &[TokenId] {
-        let job = match self.locations.get(&request) {
-            Some(Location::Queue(key)) => self.queue.job(*key),
-            Some(Location::Slot(slot)) => self.running.get(*slot).map(|running| &*running.job),
-            None => None,
-        };
-        job.map_or(&[], |job| job.output())
+        self.job(request).map_or(&[], Job::output)
+    }
+
+    fn job(&self, request: RequestId) -> Option<&Job> {
+        match self.locations.get(&request)? {
+            Location::Queue(key) => self.queue.job(*key),
+            Location::Slot(slot) => self.running.get(*slot).map(|running| &*running.job),
+        }
     }
 
     /// Whether the request has a slot; None once it has ended.

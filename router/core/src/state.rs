@@ -263,6 +263,11 @@ impl Job {
         self.max_output_tokens
     }
 
+    /// Tokens that it may come to, with its prompt's.
+    pub(crate) fn most_tokens(&self) -> u64 {
+        u64::from(self.prompt_len()) + u64::from(self.max_output())
+    }
+
     pub(crate) fn num_output(&self) -> u32 {
         len_u32(&self.output)
     }

@@ -68,6 +68,7 @@ impl Routes {
         requests: impl Iterator<Item = &'a MovedRequest>,
     ) -> Option<u32> {
         let requests: Vec<&MovedRequest> = requests.collect();
+        let most_tokens = requests.iter().map(|it| it.most_tokens()).max();
         let left = requests.iter().map(|it| it.num_left());
         let num_output_tokens = left.map(|num| u64::from(num.min(MAX_OUTPUT_TOKENS))).sum();
         let mut prompts = self.hash_prompts(requests.iter().map(|it| (it.prompt(), it.salt())));
@@ -76,13 +77,14 @@ impl Routes {
         }
         let State { router, streams } = &mut *self.lock();
         let route = streams.get_mut(&stream)?;
-        *route = router.move_away(*route, &prompts, num_output_tokens)?;
+        let most_tokens = most_tokens.unwrap_or(0);
+        *route = router.move_away(*route, &prompts, num_output_tokens, most_tokens)?;
         Some(route.replica)
     }
 
-    /// Whether another replica takes streams of this one.
-    pub fn has_other(&self, replica: u32) -> bool {
-        self.lock().router.has_other(replica)
+    /// Whether another replica takes streams of this one whose requests come to so many tokens.
+    pub fn has_other(&self, replica: u32, most_tokens: u64) -> bool {
+        self.lock().router.has_other(replica, most_tokens)
     }
 
     /// Where a stream is; None if it has ended or was not routed yet.
@@ -107,9 +109,10 @@ impl Routes {
         }
     }
 
-    /// A replica's pool has so many pages.
-    pub fn set_num_pages(&self, replica: u32, num_pages: u32) {
-        self.lock().router.set_num_pages(replica, num_pages);
+    /// A replica has so many pages, in which a request of so many tokens fits.
+    pub fn set_pool(&self, replica: u32, num_pages: u32, pool_tokens: u64) {
+        let router = &mut self.lock().router;
+        router.set_pool(replica, num_pages, pool_tokens);
     }
 
     /// Whether a replica takes streams.

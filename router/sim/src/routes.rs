@@ -27,7 +27,9 @@ impl Routes {
         let page_size = setup.scheduler.pages.page_size;
         let mut router = ReplicaRouter::new(setup.num_replicas, page_size);
         for replica in 0..setup.num_replicas {
-            router.set_num_pages(replica, setup.scheduler.runtime.num_pages);
+            let num_pages = setup.scheduler.runtime.num_pages;
+            let pool_tokens = u64::from(num_pages) * u64::from(page_size);
+            router.set_pool(replica, num_pages, pool_tokens);
         }
         Some(Self {
             router,

@@ -9,7 +9,7 @@ const PAGE: u32 = 16;
 fn router(num_replicas: u32) -> ReplicaRouter {
     let mut router = ReplicaRouter::new(num_replicas, PAGE);
     for replica in 0..num_replicas {
-        router.set_num_pages(replica, 64);
+        router.set_pool(replica, 64, 64 * u64::from(PAGE));
     }
     router
 }
@@ -149,11 +149,28 @@ fn the_prompts_of_one_stream_stay_together() {
 #[test]
 fn a_replica_forgets_what_its_pool_cannot_hold() {
     let mut router = router(2);
-    router.set_num_pages(0, 4);
+    router.set_pool(0, 4, 4 * u64::from(PAGE));
     let first = send(&mut router, &prompt(160, 0, 5));
     router.finish(first);
     let again = send(&mut router, &prompt(160, 0, 5));
     assert_eq!(again.num_tokens(), 165 - 4 * 16);
+}
+
+#[test]
+fn a_stream_moves_to_a_smaller_replica_if_it_fits() {
+    let mut router = router(2);
+    router.set_pool(1, 63, 63 * u64::from(PAGE));
+    let prompts = [prompt(0, 0, 20)];
+    for (most_tokens, moves) in [(63 * 16, true), (63 * 16 + 1, false)] {
+        let route = router.route(&prompts, 0).unwrap();
+        router.set_availability(0, Availability::Avoided);
+        assert_eq!(route.replica, 0);
+        assert_eq!(router.has_other(0, most_tokens), moves);
+        let moved = router.move_away(route, &prompts, 0, most_tokens).unwrap();
+        assert_eq!(moved.replica, u32::from(moves));
+        router.finish(moved);
+        router.set_availability(0, Availability::Open);
+    }
 }
 
 #[test]

@@ -27,8 +27,9 @@ impl EventLoop {
         let Some(serving) = self.serving_mut() else {
             return;
         };
-        if !serving.is_idle() && shared.routes.has_other(number) {
-            let streams = serving.movable_streams();
+        if !serving.is_idle() && shared.routes.has_other(number, 0) {
+            let mut streams = serving.movable_streams();
+            streams.retain(|it| shared.routes.has_other(number, serving.most_tokens(*it)));
             if !streams.is_empty() {
                 let num_streams = streams.len();
                 tracing::info!(

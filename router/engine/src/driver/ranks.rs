@@ -106,13 +106,15 @@ impl EventLoop {
         let metrics = &self.own().metrics.scheduler;
         metrics.set_cache_bytes(device.cache_bytes(page_size));
         self.own().status.set_device(device);
-        let routes = &self.shared().routes;
-        routes.set_num_pages(self.own().number, pools.num_pages);
         if let Some(group) = &self.driver.group {
             group.add_graphs(&hellos);
         }
         match Serving::new(self.serving_config(&pools)) {
-            Ok(serving) => self.welcome(Box::new(serving), pools),
+            Ok(serving) => {
+                let (routes, own) = (&self.shared().routes, self.own().number);
+                routes.set_pool(own, pools.num_pages, serving.limits().pool_tokens);
+                self.welcome(Box::new(serving), pools);
+            }
             Err(error) => self.fail(ExitCode::Settings, &error.to_string()),
         }
     }

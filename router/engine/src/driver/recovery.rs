@@ -123,7 +123,7 @@ impl EventLoop {
         let Some(why) = self.given_up.take() else {
             return;
         };
-        let has_other = self.shared().routes.has_other(self.own().number);
+        let has_other = self.shared().routes.has_other(self.own().number, 0);
         if has_other && self.serving().is_some_and(Serving::awaits_mask_to_move) {
             self.given_up = Some(why);
         } else {

@@ -28,6 +28,13 @@ impl Serving {
         streams.into_iter().map(|(_, stream)| stream).collect()
     }
 
+    /// Tokens that the longest of a stream's requests may come to.
+    pub fn most_tokens(&self, stream: StreamId) -> u64 {
+        let requests = self.streams.get(&stream).into_iter().flatten();
+        let tokens = requests.filter_map(|request| self.scheduler.most_tokens(*request));
+        tokens.max().unwrap_or(0)
+    }
+
     /// Whether a stream stays until its mask has come.
     pub fn awaits_mask_to_move(&self) -> bool {
         let mut requests = self.streams.values().flatten();

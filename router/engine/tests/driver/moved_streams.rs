@@ -12,10 +12,11 @@ fn of(name: &str, replica: u32) -> String {
 }
 
 /// Two replicas that answer their first steps and then wait for `release`, with stream 1 under way in the first and
-/// stream 2 in the second.
+/// stream 2 in the second, which has a page less: memory is never free to the same byte.
 fn both_held(first: &Value) -> Harness {
     let mut harness = Harness::replicas(2, &json!({"restarts_ranks": true}), |rank| {
         rank.step = Duration::from_millis(1);
+        rank.num_pages -= rank.rank;
     });
     (0..2).for_each(|rank| harness.hold(rank, 12));
     for (replica, prompt, asked) in [(0, "abc", first), (1, "klm", &asked())] {
@@ -204,6 +205,25 @@ fn without_another_replica_they_wait_and_go_to_the_first_that_is_back() {
     assert_told(&mut harness, 2, b'n');
     assert_told(&mut harness, 3, b'd');
     harness.assert_metrics(&[(&of("plait_replica_down", 0), 1.0)]);
+}
+
+#[test]
+fn a_stream_that_fits_no_other_replica_waits_for_its_own() {
+    let mut harness = Harness::replicas(2, &json!({"restarts_ranks": true}), |rank| {
+        rank.step = Duration::from_millis(1);
+        rank.num_pages = [64, 2][rank.rank as usize];
+    });
+    harness.hold(0, 12);
+    harness.submit(1, "abc", &asked());
+    harness.wait_until("it works", |harness| {
+        harness.metric(&of("plait_generated_tokens_total", 0)) > 2.0
+    });
+    lose(&mut harness, 0);
+    harness.submit(2, "klm", &json!({"max_tokens": 3}));
+    assert_eq!(harness.answer(2).text(), "nop");
+    harness.assert_metrics(&[(&of("plait_requests_moved_total", 0), 0.0)]);
+    start_again(&mut harness, 0);
+    assert_told(&mut harness, 1, b'd');
 }
 
 #[test]
