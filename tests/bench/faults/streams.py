@@ -60,9 +60,14 @@ class Stream(threading.Thread):
         """Seconds between tokens."""
         return [later - earlier for earlier, later in pairwise(self.times)]
 
+    def num_before_pause(self) -> int:
+        """Tokens that it had when its longest pause began."""
+        gaps = self.gaps()
+        return gaps.index(max(gaps)) + 1
+
     def resumed_at(self) -> float:
         """When its longest pause ended."""
-        return max(zip(self.times[1:], self.times, strict=False), key=lambda gap: gap[0] - gap[1])[0]
+        return self.times[self.num_before_pause()]
 
 
 def ask(url: str, num: int = NUM_STREAMS, **fields: Any) -> list[Stream]:
