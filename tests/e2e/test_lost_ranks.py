@@ -109,7 +109,7 @@ def wait_until_down(running: Server) -> None:
 
 def health_until_back(running: Server) -> set[int]:
     """What `/health` answers until other ranks serve."""
-    said = set()
+    said: set[int] = set()
     while True:
         status = httpx.get(running.url + "/health", timeout=60).status_code
         if not read_metrics(running.url)["plait_replica_down"]:
