@@ -35,6 +35,7 @@ class InMemoryEngine:
         self.stuck = False
         self.late = False
         self.hung = False
+        self.down = False
         self.replicas: list[str] = []
         """The phase of each, if there are several."""
         self.num_takes = 0
@@ -77,7 +78,7 @@ class InMemoryEngine:
         return taken
 
     def status(self) -> bytes:
-        alarms = {"stuck": self.stuck, "late": self.late, "hung": self.hung}
+        alarms = {"stuck": self.stuck, "late": self.late, "hung": self.hung, "down": self.down}
         same = {"reason": "", "exit_code": 0, "step": 9} | alarms
         replicas = [{"phase": phase} | same for phase in self.replicas]
         return msgspec.json.encode({"phase": self.phase, "replicas": replicas} | same)

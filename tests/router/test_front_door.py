@@ -135,6 +135,8 @@ def test_health_and_readiness_follow_the_engine(door: Door) -> None:
     assert error_of(stuck)["message"] == "step 9 is overdue; restart the server if it stays so"
     door.engine.stuck, door.engine.late, door.engine.hung = False, False, True
     assert door.probes() == (503, 503)
+    door.engine.hung, door.engine.down = False, True
+    assert door.probes() == (503, 503)
 
 
 def test_a_server_that_lost_a_replica_is_well_and_says_so(door: Door) -> None:

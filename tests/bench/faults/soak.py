@@ -206,6 +206,8 @@ class Soak:
     rests: list[dict[str, float]] = field(default_factory=list)
     recoveries: list[float] = field(default_factory=list)
     orphans: int = 0
+    requests_moved: float = 0
+    """To another replica, which only a server that lives throughout can count."""
 
     def run(self, seconds: float, every: float) -> None:
         self.door.enter()
@@ -241,6 +243,7 @@ class Soak:
     def _weigh(self) -> dict[str, float]:
         """Memory, descriptors and leased pages of a server without requests."""
         wait_for(lambda: self._leased() == 0, IDLE_SECONDS, "pages are leased without a request")
+        self.requests_moved = self._sum("plait_requests_moved_total")
         processes = self.door.lasting()
         return {
             "resident_mb": sum(each.memory_info().rss for each in processes) / 1e6,
@@ -249,11 +252,12 @@ class Soak:
         }
 
     def _leased(self) -> float:
+        return self._sum("plait_kv_pages{", "leased") + self._sum("plait_requests_running")
+
+    def _sum(self, start: str, within: str = "") -> float:
+        """Of the metrics with such names, over all replicas."""
         samples = parse_metrics(self.door.get("/metrics").raise_for_status().text)
-        leased = sum(
-            value for name, value in samples.items() if name.startswith("plait_kv_pages{") and "leased" in name
-        )
-        return leased + sum(value for name, value in samples.items() if name.startswith("plait_requests_running"))
+        return sum(value for name, value in samples.items() if name.startswith(start) and within in name)
 
 
 def finish(rank: psutil.Process) -> None:
@@ -326,6 +330,7 @@ def row_of(layout: str, seconds: float, soak: Soak, failure: str | None) -> dict
         "recovery_seconds_p50": round(median(soak.recoveries), 2) if soak.recoveries else None,
         "recovery_seconds_max": round(max(soak.recoveries), 2) if soak.recoveries else None,
         "orphans": soak.orphans,
+        "requests_moved": soak.requests_moved,
         "rests": len(soak.rests),
         "first": first,
         "last": last,
