@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use llguidance::TokenParser;
 
+use crate::lexeme_masks::LexemeMasks;
 use crate::limits::parser_limits;
 use crate::matcher::{AnswerMatcher, Matcher};
 use crate::thought::{Thought, ThoughtRule};
@@ -34,8 +35,9 @@ struct Shared {
 }
 
 /// Parsers whose lexers remember what masks needed. They grow with what answers say, up to a limit.
+#[derive(Default)]
 struct Lexers {
-    parsers: Vec<TokenParser>,
+    parsers: Vec<(TokenParser, Arc<LexemeMasks>)>,
     next: usize,
 }
 
@@ -46,17 +48,13 @@ impl Grammar {
         first: Arc<[u32]>,
         num_symbols: usize,
     ) -> Self {
-        let lexers = Mutex::new(Lexers {
-            parsers: Vec::new(),
-            next: 0,
-        });
         Self {
             vocabulary,
             shared: Some(Arc::new(Shared {
                 fresh,
                 first,
                 num_symbols,
-                lexers,
+                lexers: Mutex::default(),
             })),
             thought: None,
         }
@@ -83,7 +81,7 @@ impl Grammar {
     /// For one answer, at its beginning.
     pub fn matcher(&self) -> Matcher {
         let answer = self.shared.as_ref().map(|shared| AnswerMatcher {
-            inner: llguidance::Matcher::new(Ok(shared.parser())),
+            inner: llguidance::Matcher::new(Ok(shared.parser(&self.vocabulary))),
             first: Some(shared.first.clone()),
         });
         let thought = self.thought.as_ref();
@@ -104,23 +102,36 @@ impl Grammar {
 
 impl Shared {
     /// A parser at the beginning, of the lexer whose turn it is.
-    fn parser(&self) -> TokenParser {
+    fn parser(&self, vocabulary: &Vocabulary) -> TokenParser {
         let mut lexers = self.lock();
         let turn = lexers.next;
         lexers.next = (turn + 1) % NUM_LEXERS;
         if turn >= lexers.parsers.len() {
-            lexers.parsers.push(self.fresh.deep_clone());
-        } else if Size::of(&lexers.parsers[turn]).is_large() {
-            lexers.parsers[turn] = self.fresh.deep_clone();
+            lexers.parsers.push(self.with_lexer(vocabulary));
+        } else if Size::of(&lexers.parsers[turn].0).is_large() {
+            lexers.parsers[turn] = self.with_lexer(vocabulary);
         }
-        lexers.parsers[turn].clone()
+        lexers.parsers[turn].0.clone()
+    }
+
+    /// A parser with a lexer of its own.
+    fn with_lexer(&self, vocabulary: &Vocabulary) -> (TokenParser, Arc<LexemeMasks>) {
+        let mut parser = self.fresh.deep_clone();
+        let masks = Arc::new(LexemeMasks::new(vocabulary.factory.slicer()));
+        parser.bias_computer = masks.clone();
+        (parser, masks)
     }
 
     fn num_bytes(&self) -> usize {
         let lexers = self.lock();
-        let parsers = lexers.parsers.iter().chain([&self.fresh]);
-        let lexer_bytes: usize = parsers.map(|it| Size::of(it).num_bytes).sum();
-        lexer_bytes + self.num_symbols * SYMBOL_BYTES + self.first.len() * size_of::<u32>()
+        let of_lexer = |(parser, masks): &(TokenParser, Arc<LexemeMasks>)| {
+            Size::of(parser).num_bytes + masks.num_bytes()
+        };
+        let lexer_bytes: usize = lexers.parsers.iter().map(of_lexer).sum();
+        lexer_bytes
+            + Size::of(&self.fresh).num_bytes
+            + self.num_symbols * SYMBOL_BYTES
+            + self.first.len() * size_of::<u32>()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Lexers> {
