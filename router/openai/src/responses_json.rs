@@ -183,6 +183,8 @@ pub(crate) struct UsageJson {
 #[derive(Clone, Copy, Debug, Serialize)]
 struct InputTokensDetails {
     cached_tokens: u64,
+    /// Required by OpenAI's form. Always 0: what the prefix cache takes in is not counted, and costs nothing.
+    cache_write_tokens: u64,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -196,6 +198,7 @@ impl From<TokenCounts> for UsageJson {
             input_tokens: counts.num_prompt,
             input_tokens_details: InputTokensDetails {
                 cached_tokens: counts.num_cached.unwrap_or(0),
+                cache_write_tokens: 0,
             },
             output_tokens: counts.num_output,
             output_tokens_details: OutputTokensDetails {

@@ -21,6 +21,7 @@ fn asked(changes: &Value) -> GenerateRequest {
 /// All that is written for this text, so many tokens at a time.
 fn written(request: &GenerateRequest, text: &str, num: usize, reason: FinishReason) -> Vec<u8> {
     let mut response = prepare(&model(), request).unwrap().response;
+    response.set_cached_tokens(0, 1);
     let mut out = Vec::new();
     for tokens in ids(text).chunks(num) {
         let _ = response.push(0, tokens, false, None, &mut out);
@@ -127,6 +128,27 @@ fn an_output_has_thought_text_and_calls_in_the_models_order() {
         usage["output_tokens_details"]["reasoning_tokens"].as_u64() > Some(0),
         "{usage}"
     );
+}
+
+#[test]
+fn a_usage_has_every_name_that_openais_form_requires() {
+    for (is_told, cached) in [(false, 0), (true, 1)] {
+        let request = asked(&json!({"stream": false, "prompt_tokens_details": is_told}));
+        let bytes = written(&request, "Just", 1, FinishReason::Stop);
+        let response: Value = serde_json::from_slice(&bytes).unwrap();
+        let (num_input, num_output) = (
+            response["usage"]["input_tokens"].as_u64().unwrap(),
+            ids("Just").len() as u64,
+        );
+        let expected = json!({
+            "input_tokens": num_input,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": num_output,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": num_input + num_output,
+        });
+        assert_eq!(response["usage"], expected);
+    }
 }
 
 #[test]

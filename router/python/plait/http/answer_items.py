@@ -73,9 +73,10 @@ class IncompleteDetails(_Answer):
 
 
 class InputTokensDetails(_Answer):
-    """Tokens that the prefix cache had."""
+    """Tokens that the prefix cache had; what it takes in is not counted."""
 
     cached_tokens: int
+    cache_write_tokens: Literal[0]
 
 
 class OutputTokensDetails(_Answer):
