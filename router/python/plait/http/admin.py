@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from msgspec import Meta
 from starlette.middleware import Middleware
 from starlette.responses import StreamingResponse
 
-from plait.http.admin_bodies import json_response, read_body
+from plait.http.admin_answers import (
+    Draining,
+    Ended,
+    Flushed,
+    Info,
+    Level,
+    LiveRequest,
+    LiveRequests,
+    Paused,
+)
+from plait.http.admin_bodies import DrainBody, json_response, read_body
 from plait.http.admin_guard import RefuseOtherPages
 from plait.http.admin_profile import Profiles, add_profile
 from plait.http.app import add_error_shapes, health_problem, health_response, readiness_problem
 from plait.http.auth import Admits, RequireKey
 from plait.http.engine import Description, EngineHandle, read_status
 from plait.http.errors import ApiError
-from plait.http.openapi import METRICS_TYPE
+from plait.http.openapi import METRICS_TYPE, describe
+from plait.http.openapi_admin import admin_listener
 from plait.http.pages import html_page
 from plait.http.streams import Streams
 from plait.live_view import read_values, view
 from plait.version import version
 
-MAX_DRAIN_SECONDS = 86_400
 VIEW_SECONDS = 0.5
 _HINT = "see GET /admin/info; SIGTERM ends a server in any state"
 
@@ -81,83 +89,61 @@ class _ListedReplicas(msgspec.Struct, frozen=True):
     silent_replicas: list[int]
 
 
-class LiveRequest(msgspec.Struct, kw_only=True):
-    """A call that is not answered yet."""
-
-    id: str
-    """Its X-Request-Id."""
-    path: str
-    key: str
-    """The key's name, or the beginning of its SHA-256; empty without one."""
-    state: Literal["preparing", "waiting", "running"] = "preparing"
-    """Of the choice that has come farthest."""
-    replica: int | None = None
-    num_choices: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    seconds: float
-
-
-class _Level(msgspec.Struct, forbid_unknown_fields=True):
-    level: Literal["debug", "info", "warning", "error"]
-
-
-class _Drain(msgspec.Struct, forbid_unknown_fields=True):
-    deadline_seconds: Annotated[float, Meta(ge=0, le=MAX_DRAIN_SECONDS)] | None = None
-
-
 def build_admin(admin: Admin) -> FastAPI:
     """The app; with keys every path but the probes and the empty page needs one."""
     middleware = [Middleware(RefuseOtherPages, has_keys=admin.keys is not None)]
     if admin.keys is not None:
         middleware.append(Middleware(RequireKey, keys=admin.keys, page_without_key=True))
-    app = FastAPI(title="Plait, for operators", docs_url=None, redoc_url=None, middleware=middleware)
+    title = "Plait, for operators"
+    app = FastAPI(title=title, version=version(), docs_url=None, redoc_url=None, middleware=middleware)
     _add_views(app, admin)
     _add_requests(app, admin)
     _add_actions(app, admin)
     add_profile(app, admin.profiles, partial(_require, admin.engine, "ready"))
     add_error_shapes(app)
+    describe(app, admin_listener(has_keys=admin.keys is not None))
     return app
 
 
 def _add_views(app: FastAPI, admin: Admin) -> None:
     began = time.monotonic()
 
-    @app.get("/health", summary="As the API's")
+    @app.get("/health")
     async def health() -> Response:
         return health_response(health_problem, read_status(admin.engine))
 
-    @app.get("/ready", summary="As the API's")
+    @app.get("/ready")
     async def ready() -> Response:
         return health_response(readiness_problem, read_status(admin.engine))
 
-    @app.get("/metrics", summary="Prometheus metrics")
+    @app.get("/metrics")
     async def metrics() -> Response:
         return Response(admin.metrics(), media_type=METRICS_TYPE)
 
     page = html_page("live")
 
-    @app.get("/", include_in_schema=False)
+    @app.get("/")
     async def live() -> Response:
         return page
 
-    @app.get("/admin/events", summary="What happens, as server-sent events: one each half second")
+    @app.get("/admin/events")
     async def events() -> Response:
         return StreamingResponse(_views(admin), media_type="text/event-stream")
 
-    @app.get("/admin/info", summary="The server, its model and where it stands")
+    @app.get("/admin/info")
     async def info() -> Response:
-        status = json.loads(admin.engine.status())
-        told = {
-            "version": version(),
-            "url": admin.url,
-            "seconds": time.monotonic() - began,
-            "open_streams": len(admin.streams),
-            "profiling": admin.profiles is not None and admin.profiles.is_taken,
-        }
-        return json_response(told | {"model": admin.description, "status": status})
+        told = Info(
+            version=version(),
+            url=admin.url,
+            seconds=time.monotonic() - began,
+            open_streams=len(admin.streams),
+            profiling=admin.profiles is not None and admin.profiles.is_taken,
+            model=admin.description,
+            status=read_status(admin.engine),
+        )
+        return json_response(told)
 
-    @app.get("/admin/settings", summary="The settings in force")
+    @app.get("/admin/settings")
     async def settings() -> Response:
         return json_response(admin.settings)
 
@@ -173,16 +159,16 @@ async def _views(admin: Admin) -> AsyncIterator[bytes]:
 
 
 def _add_requests(app: FastAPI, admin: Admin) -> None:
-    @app.get("/admin/requests", summary="Requests that are not answered yet")
+    @app.get("/admin/requests")
     async def requests() -> Response:
         listed = await asyncio.to_thread(admin.engine.list_requests)
         if listed is None:
             raise ApiError(503, "the engine has not answered within 2 s; see /health, and try again")
         replicas = msgspec.json.decode(listed, type=_ListedReplicas)
         calls = live_requests(admin.streams, replicas.requests)
-        return json_response({"requests": calls, "silent_replicas": replicas.silent_replicas})
+        return json_response(LiveRequests(requests=calls, silent_replicas=replicas.silent_replicas))
 
-    @app.delete("/admin/requests/{request_id:path}", summary="End a request; its client reads that")
+    @app.delete("/admin/requests/{request_id:path}")
     async def end(request_id: str) -> Response:
         found = [stream for stream, who in admin.streams.callers() if who.id == request_id]
         if not found:
@@ -190,7 +176,7 @@ def _add_requests(app: FastAPI, admin: Admin) -> None:
             raise ApiError(404, message)
         for stream in found:
             admin.engine.end_stream(stream)
-        return json_response({"ended": len(found)})
+        return json_response(Ended(ended=len(found)))
 
 
 def live_requests(streams: Streams, listed: list[_Listed]) -> list[LiveRequest]:
@@ -217,34 +203,34 @@ def _add_choice(call: LiveRequest, choice: _Listed) -> None:
 def _add_actions(app: FastAPI, admin: Admin) -> None:
     engine = admin.engine
 
-    @app.post("/admin/flush_prefix_cache", summary="Prompts that come from now on find no cached prefix")
+    @app.post("/admin/flush_prefix_cache")
     async def flush() -> Response:
         engine.flush_cache()
-        return json_response({"flushed": True})
+        return json_response(Flushed())
 
-    @app.post("/admin/pause", summary="Compute no step; requests are taken and wait")
+    @app.post("/admin/pause")
     async def pause() -> Response:
         _require(engine, "ready")
         engine.pause(True)
-        return json_response({"paused": True})
+        return json_response(Paused(paused=True))
 
-    @app.post("/admin/resume", summary="Compute steps again")
+    @app.post("/admin/resume")
     async def resume() -> Response:
         engine.pause(False)
-        return json_response({"paused": False})
+        return json_response(Paused(paused=False))
 
-    @app.post("/admin/drain", summary="Take no more requests, answer those under way, and end")
+    @app.post("/admin/drain")
     async def drain(request: Request) -> Response:
-        asked = await read_body(request, _Drain)
+        asked = await read_body(request, DrainBody)
         _require(engine, "ready", "draining")
         admin.drain(asked.deadline_seconds)
-        return json_response({"draining": len(admin.streams)})
+        return json_response(Draining(draining=len(admin.streams)))
 
-    @app.put("/admin/log_level", summary="Change the level of the engine's log")
+    @app.put("/admin/log_level")
     async def log_level(request: Request) -> Response:
-        asked = await read_body(request, _Level)
+        asked = await read_body(request, Level)
         engine.set_log_level(asked.level)
-        return json_response({"level": asked.level})
+        return json_response(asked)
 
 
 def _require(engine: AdminEngine, *phases: str) -> None:

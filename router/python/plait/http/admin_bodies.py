@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from fastapi import Request, Response
+from msgspec import Meta
 from starlette.requests import ClientDisconnect
 
 from plait.http.connection_limits import BODY_SECONDS
@@ -14,6 +15,23 @@ from plait.http.errors import ApiError
 
 T = TypeVar("T", bound=msgspec.Struct)
 MAX_BODY_BYTES = 4096
+MAX_DRAIN_SECONDS = 86_400
+MAX_PROFILED_STEPS = 100
+"""Events of a large model's step take a rank up to a tenth of a second to gather; streams wait for them."""
+MAX_PROFILE_SECONDS = 3600
+
+
+class DrainBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of `POST /admin/drain`."""
+
+    deadline_seconds: Annotated[float, Meta(ge=0, le=MAX_DRAIN_SECONDS)] | None = None
+
+
+class ProfileBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of `POST /admin/profile`."""
+
+    steps: Annotated[int, Meta(ge=1, le=MAX_PROFILED_STEPS)] = 10
+    deadline_seconds: Annotated[float, Meta(gt=0, le=MAX_PROFILE_SECONDS)] = 60.0
 
 
 async def read_body(request: Request, shape: type[T]) -> T:

@@ -4,37 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Protocol
+from typing import Protocol
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from msgspec import Meta
 
-from plait.http.admin_bodies import json_response, read_body
+from plait.http.admin_answers import MissingTrace, Profiled, RankTrace
+from plait.http.admin_bodies import ProfileBody, json_response, read_body
 from plait.http.errors import ApiError
-
-MAX_STEPS = 100
-"""Events of a large model's step take a rank up to a tenth of a second to gather; streams wait for them."""
-MAX_DEADLINE_SECONDS = 3600
-
-
-class RankTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace that was written."""
-
-    rank: int
-    replica: int
-    file: str
-    first_step: int
-    num_steps: int
-    """Fewer than were asked for if no more came in time."""
-
-
-class MissingTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank without one."""
-
-    rank: int
-    replica: int
-    reason: str
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,24 +38,19 @@ class Profiles(Protocol):
         """
 
 
-class _Asked(msgspec.Struct, forbid_unknown_fields=True):
-    steps: Annotated[int, Meta(ge=1, le=MAX_STEPS)] = 10
-    deadline_seconds: Annotated[float, Meta(gt=0, le=MAX_DEADLINE_SECONDS)] = 60.0
-
-
 def add_profile(app: FastAPI, profiles: Profiles | None, require_ready: Callable[[], None]) -> None:
     """Add the path; `require_ready` raises an `ApiError` if no steps will come."""
 
-    @app.post("/admin/profile", summary="Profile the next steps of every rank; answers when the traces are written")
+    @app.post("/admin/profile")
     async def profile(request: Request) -> Response:
-        asked = await read_body(request, _Asked)
+        asked = await read_body(request, ProfileBody)
         if profiles is None:
             raise ApiError(409, "there is no folder for traces; start the server with --profile-dir FOLDER")
         require_ready()
         taken = await _unless_left(request, profiles.take(asked.steps, asked.deadline_seconds))
         if not taken.traces:
             raise _nothing(taken)
-        return json_response({"folder": taken.folder, "traces": taken.traces, "missing": taken.missing})
+        return json_response(Profiled(folder=taken.folder, traces=taken.traces, missing=taken.missing))
 
 
 async def _unless_left(request: Request, taking: Coroutine[None, None, Profile]) -> Profile:

@@ -23,7 +23,8 @@ from plait.http.generate import Reader as GenerateReader
 from plait.http.identity import RANDOM_KEY
 from plait.http.messages import read_message
 from plait.http.metrics_page import MetricsPage
-from plait.http.openapi import METRICS_TYPE, Served, describe, open_paths
+from plait.http.openapi import METRICS_TYPE, describe, open_paths
+from plait.http.openapi_paths import front_door
 from plait.http.origins import AllowOrigins
 from plait.http.pages import html_page
 from plait.http.quotas import Quotas
@@ -105,7 +106,7 @@ def build_app(
     add_error_shapes(app)
     if http.ui:
         _add_page(app)
-    describe(app, Served(names, None if keys is None else open_paths(_also_open(http))))
+    describe(app, front_door(names, None if keys is None else open_paths(_also_open(http))))
     return app
 
 

@@ -86,6 +86,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):  # budget: the e
     """The ranks were lost, and requests wait for others."""
     losses: int = 0
     """How often that was so."""
+    ranks: int = 0
+    """Those that have warmed up."""
     num_pages: int = 0
     page_bytes: int = 0
     weight_bytes: int = 0

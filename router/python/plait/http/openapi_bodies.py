@@ -55,16 +55,11 @@ def body_schemas(names: tuple[str, ...]) -> dict[str, Schema]:
     return {name: schema for bodies in (GENERATING, COUNTING) for name, schema in _components(bodies, names).items()}
 
 
-def body_reference(path: str) -> Schema | None:
-    """The body of a route; None if it has none."""
-    return _BY_PATH.get(path)
-
-
 def _reference(struct: type[msgspec.Struct], bodies: Bodies = GENERATING) -> Schema:
     return {"$ref": TEMPLATE.format(name=bodies.prefix + struct.__name__)}
 
 
-_BY_PATH: dict[str, Schema] = {
+BODIES: dict[str, Schema] = {
     "/v1/chat/completions": _reference(ChatBody),
     "/v1/completions": _reference(CompletionBody),
     "/v1/embeddings": _reference(EmbeddingsBody),
@@ -90,6 +85,7 @@ _BY_PATH: dict[str, Schema] = {
     },
     "/detokenize": _reference(DetokenizeBody, COUNTING),
 }
+"""By path."""
 
 
 def _components(bodies: Bodies, names: tuple[str, ...]) -> dict[str, Schema]:

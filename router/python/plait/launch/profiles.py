@@ -14,7 +14,8 @@ from plait_proto import ProfileOrder, RankProfile
 from plait_proto.profiles import create_number, read_rank_profile, write_order
 
 from plait.errors import SettingsError
-from plait.http.admin_profile import MissingTrace, Profile, RankTrace
+from plait.http.admin_answers import MissingTrace, RankTrace
+from plait.http.admin_profile import Profile
 from plait.http.engine import EngineHandle, ReplicaStatus, Status, read_status
 from plait.http.errors import ApiError
 from plait.settings import ServeSettings
