@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from plait.http.errors import ApiError, error_body
+from plait.http.heap_trim import OF_BODIES
 from plait.http.request_ids import NAME, new_request_id
 
 MAX_CONNECTIONS = 4096
@@ -217,15 +218,18 @@ async def read_json_body(scope: Scope, receive: Receive) -> bytes:
 
 async def _read(receive: Receive) -> bytes:
     body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        body += message["body"]
-        if len(body) > MAX_BODY_BYTES:
-            raise _too_large()
-        if not message["more_body"]:
-            return bytes(body)
+    try:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            body += message["body"]
+            if len(body) > MAX_BODY_BYTES:
+                raise _too_large()
+            if not message["more_body"]:
+                return bytes(body)
+    finally:
+        OF_BODIES.after_body(len(body))
 
 
 def _check_type(content_type: bytes) -> None:
