@@ -29,6 +29,7 @@ GROUPS: dict[str, tuple[str, tuple[Limit, ...]]] = {
         (
             Limit("connections at a time", f"{HTTP}/connection_limits.py", "MAX_CONNECTIONS"),
             Limit("request line and headers", f"{HTTP}/connection_limits.py", "MAX_HEADER_BYTES", "bytes"),
+            Limit("headers", f"{HTTP}/connection_limits.py", "MAX_HEADERS"),
             Limit("a body", f"{HTTP}/connection_limits.py", "MAX_BODY_BYTES", "bytes"),
             Limit("until the headers are there", f"{HTTP}/connection_limits.py", "HEADER_SECONDS", "s"),
             Limit("until the body is there", f"{HTTP}/connection_limits.py", "BODY_SECONDS", "s"),

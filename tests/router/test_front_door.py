@@ -215,6 +215,14 @@ def test_headers_over_the_limit_are_refused_in_one_piece_and_in_many(door: Door)
         assert client.recv(32).split()[1] == b"431"
 
 
+def test_a_request_may_have_so_many_headers_and_no_more(door: Door) -> None:
+    for number, status in ((limits.MAX_HEADERS, b"200"), (limits.MAX_HEADERS + 1, b"431")):
+        lines = b"".join(b"x-%d: a\r\n" % index for index in range(number))
+        with door.connect() as client:
+            client.sendall(2 * (b"GET /health HTTP/1.1\r\n" + lines + b"\r\n"))
+            assert client.recv(32).split()[1] == status
+
+
 def test_a_client_that_never_ends_its_headers_is_cut_off(door: Door) -> None:
     with door.connect() as client, pytest.raises(ConnectionError):
         send_headers_without_end(client)

@@ -19,6 +19,8 @@ from plait.http.request_ids import NAME, new_request_id
 MAX_CONNECTIONS = 4096
 MAX_HEADER_BYTES = 65_536
 """Request line and headers together."""
+MAX_HEADERS = 256
+"""Each costs some 150 bytes beside its own, in pieces that leave the heap in holes."""
 MAX_BODY_BYTES = 8 << 20
 """Enough for a million token ids or two million words."""
 HEADER_SECONDS = 10.0
@@ -37,6 +39,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     _header_bytes = 0
     """Of this request's line and its complete headers."""
+    _num_headers = 0
     _partial_bytes = 0
     """Fed since the last complete header; the parser keeps them to itself."""
     _in_headers = False
@@ -78,7 +81,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._in_headers = True
-        self._header_bytes = self._partial_bytes = 0
+        self._header_bytes = self._partial_bytes = self._num_headers = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -96,12 +99,13 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
         self._count(len(name) + len(value))
         super().on_header(name, value)
 
     def send_400_response(self, msg: str) -> None:
         """Answer what the parser, or `_count` within it, rejects."""
-        if self._header_bytes > MAX_HEADER_BYTES:
+        if self._has_too_large_headers():
             self._reject_headers()
         else:
             self._reject(400, f"{msg} Send HTTP/1.1.")
@@ -128,8 +132,11 @@ class BoundedHttp(HttpToolsProtocol):
     def _count(self, num_bytes: int) -> None:
         self._header_bytes += num_bytes
         self._partial_bytes = 0
-        if self._header_bytes > MAX_HEADER_BYTES:
+        if self._has_too_large_headers():
             raise ValueError("headers too large")  # the parser stops and calls send_400_response
+
+    def _has_too_large_headers(self) -> bool:
+        return self._header_bytes > MAX_HEADER_BYTES or self._num_headers > MAX_HEADERS
 
     def _bound_headers(self) -> None:
         if self._partial_bytes > MAX_HEADER_BYTES:
@@ -138,7 +145,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._start_header_timer()
 
     def _reject_headers(self) -> None:
-        self._reject(431, f"the headers have over {MAX_HEADER_BYTES} bytes, which is the limit")
+        self._reject(431, f"the limit is {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes in all; send fewer")
 
     def _rearm_keep_alive(self) -> None:
         """Restart uvicorn's timer: line ends between two requests stop it and begin no message."""

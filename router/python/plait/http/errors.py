@@ -61,7 +61,7 @@ ERRORS = {
         ("queue_full", "rate_limit_exceeded"),
         "A queue is full, or the API key is at a bound of its own. Retry-After says when to try again.",
     ),
-    431: ErrorKind(_INVALID, (), "The headers are too large."),
+    431: ErrorKind(_INVALID, (), "The headers are too large, or too many."),
     500: ErrorKind(
         "internal_error",
         ("internal_error", "took_workers_down", "not_finite"),
