@@ -46,8 +46,6 @@ PATIENCE_SECONDS = 60.0
 Fault = Callable[[NodeNetwork, list[Server]], object]
 """Returns when it struck, by the monotonic clock, if that is not at once."""
 
-FROZEN = "a rank of node 1 is frozen"
-"""Noticed by its node's launcher if its engine is on another host; else by its step's deadline, after over a minute."""
 FAULTS: dict[str, tuple[Fault, list[list[int]]]] = {
     "a rank of node 1 is killed": (lambda _, nodes: workers_of(nodes[1])[0].kill(), [[5, 5]]),
     "node 1 is cut off": (lambda network, _: network.cut_off(1), [[5, 5]]),
@@ -60,7 +58,7 @@ FAULTS: dict[str, tuple[Fault, list[list[int]]]] = {
         lambda network, nodes: starve_a_rank(network, nodes, MODEL.name),
         [[3, 3], [5, 5]],
     ),
-    FROZEN: (lambda _, nodes: workers_of(nodes[1])[0].suspend(), [[5, 5]]),
+    "a rank of node 1 is frozen": (lambda _, nodes: workers_of(nodes[1])[0].suspend(), [[5, 5]]),
     "the launchers' link is half open": (lambda network, _: network.drop_port(1, LAUNCHERS_PORT), [[5, 5]]),
     "the engines' or ranks' link is half open": (lambda network, _: network.drop_port(1, ENGINES_PORT), [[5, 5]]),
     "the head's terminal is lost": (lambda _, nodes: nodes[0].process.send_signal(signal.SIGHUP), [[0, 0]]),
@@ -78,7 +76,7 @@ REFUSED: dict[str, list[list[int]]] = {
     "a port in use": [[2, 2]],
 }
 """Exit codes of faults that the preflight finds; the head waits six seconds for a node with a wrong key."""
-LEFT_OUT = {("replicas", FROZEN), *(("spanning", name) for name in REFUSED)}
+LEFT_OUT = {("spanning", name) for name in REFUSED}
 """The preflight is the same whatever the layout."""
 
 
