@@ -95,6 +95,8 @@ def spoil(folder: Path, how: str) -> None:
             own.write_text("~" * 40)
         case "too few":
             public.write_text(public.read_text().split()[0])
+        case "writable":
+            public.chmod(0o664)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +108,7 @@ def spoil(folder: Path, how: str) -> None:
         ("short", "it needs 2 and 1, of 40 characters"),
         ("no key", "is not the key in line 2"),
         ("too few", "has 1 public keys"),
+        ("writable", "public.keys can be written by other users"),
     ],
 )
 def test_keys_that_cannot_be_used_are_refused(how: str, said: str, tmp_path: Path) -> None:

@@ -23,3 +23,11 @@ def read_secret_file(setting: str, path: Path, max_bytes: int, closed_to: int = 
     if content is None:
         raise SettingsError(f"{setting} {path} has over {max_bytes} bytes; give a shorter one")
     return content
+
+
+def check_public_keys_file(setting: str, path: Path) -> None:
+    """Raise `SettingsError` if other users may write the list of who is let in."""
+    if path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise SettingsError(
+            f"{setting} {path} can be written by other users, who could let anybody in; run `chmod 644 {path}`"
+        )

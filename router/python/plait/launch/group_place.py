@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 from plait.errors import SettingsError
+from plait.secret_file import check_public_keys_file
 from plait.settings import CoordinatorKeys, GroupMembership, GroupSettings, MemberKeys, ServeSettings
 
 KEY_CHARACTERS = 40
@@ -90,6 +91,8 @@ def read_key_lines(flag: str, path: Path, num_keys: int, *, is_secret: bool = Fa
         raise SettingsError(f"{flag} {path} cannot be read: {error}") from error
     if is_secret and found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise SettingsError(f"{flag} {path} is open to other users; run `chmod 600 {path}`")
+    if not is_secret:
+        check_public_keys_file(flag, path)
     keys = text.split()
     if len(keys) != num_keys or any(len(key) != KEY_CHARACTERS for key in keys):
         raise SettingsError(

@@ -11,7 +11,7 @@ import zmq
 from zmq.utils import z85
 
 from plait.errors import SettingsError
-from plait.secret_file import read_secret_file
+from plait.secret_file import check_public_keys_file, read_secret_file
 
 PUBLIC_KEYS = "public.keys"
 KEY_CHARACTERS = 40
@@ -59,6 +59,7 @@ def read_keys(folder: Path, node: int, num_nodes: int) -> NodeKeys:
     own = secret_key_file(folder, node)
     secret = _words(read_secret_file("--keys", own, MAX_BYTES, stat.S_IRWXG | stat.S_IRWXO))
     public = _words(read_secret_file("--keys", folder / PUBLIC_KEYS, MAX_BYTES, 0))
+    check_public_keys_file("--keys", folder / PUBLIC_KEYS)
     if len(secret) != 1 or len(public) != num_nodes or any(len(key) != KEY_CHARACTERS for key in (*secret, *public)):
         raise SettingsError(
             f"--keys {folder} has {len(public)} public keys and {len(secret)} words in {own.name}; it needs "
