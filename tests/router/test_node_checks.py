@@ -98,6 +98,15 @@ def test_a_clock_that_is_off_is_named(clock: float, said: str) -> None:
     assert found.code == 3
 
 
+def test_gpus_of_a_node_whose_head_has_none_are_named() -> None:
+    """Its ranks would compute on GPUs, the head's on the CPU."""
+    head = msgspec.structs.replace(FACTS, machine=msgspec.structs.replace(FACTS.machine, gpus=()))
+    layout = plan_layout(num_nodes=2, tp=2, dp=2, dp_attention=False, gpus_per_node=0)
+    (found,) = find_faults([head, changed()], layout, {}, {})
+    assert (found.node, found.check, found.code) == (1, "gpus", 3)
+    assert "2 GPUs, node 0 has none; check nvidia-smi there" in found.text
+
+
 def test_a_pair_is_named_in_the_direction_that_fails() -> None:
     (found,) = find(changed(), problem="no answer within 5 s")
     assert (found.node, found.code) == (0, 5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import pytest
 from plait.errors import SettingsError
@@ -10,7 +12,7 @@ from plait.nodes.launch import launch
 from plait.nodes.node_list import expand_node_list
 from plait.nodes.place import check_head_address, find_place, own_address, parse_head, resolve_head, with_port
 from plait.nodes.settings import LaunchSettings, NodeSettings
-from plait.settings import ProcessSettings
+from plait.settings import DeviceSettings, ProcessSettings
 
 SRUN = {
     "SLURM_JOB_ID": "1207",
@@ -101,6 +103,7 @@ def test_the_batch_script_of_a_job_with_one_node_is_that_node() -> None:
         (NodeSettings(), {"LWS_LEADER_ADDRESS": "a", "LWS_WORKER_INDEX": "0"}, "LWS_GROUP_SIZE is not set"),
         (NodeSettings(node_rank=0), LWS, "--node-rank is 0, but lws says 1"),
         (NodeSettings(nnodes=4), LWS, "--nnodes is 4, but lws says 2"),
+        (NodeSettings(), LWS | {"LWS_LEADER_ADDRESS": ""}, "lws gives an empty name of the head"),
         (NodeSettings(launcher="slurm"), LWS, "--launcher is slurm, but its environment variables are not set"),
         (NodeSettings(nnodes=2, head="a"), {}, "--nnodes is 2 without --node-rank"),
         (NodeSettings(nnodes=2, node_rank=2, head="a"), {}, "has the nodes 0 to 1"),
@@ -149,6 +152,13 @@ def test_a_name_of_the_head_that_is_loopback_here_is_refused() -> None:
     check_head_address(find_place(NodeSettings(nnodes=2, node_rank=0, head="127.0.0.1"), {}), "127.0.0.1")
     with pytest.raises(SettingsError, match=r"'gpu03' is 127.0.1.1 on this node, which no other node reaches"):
         check_head_address(place, "127.0.1.1")
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+def test_an_address_of_no_host_is_no_heads(address: str) -> None:
+    place = find_place(NodeSettings(nnodes=2, node_rank=0, head=address), {})
+    with pytest.raises(SettingsError, match="which is no host's"):
+        check_head_address(place, address)
 
 
 def test_this_nodes_address_is_the_one_on_the_way_to_the_head() -> None:
@@ -204,3 +214,29 @@ def test_a_dry_run_prints_the_same_layout_from_every_launcher(
     assert [ours.split(" (")[0] for ours, _ in differing] == ["This is node 1"]
     assert sum(line.split()[1:2] == ["1"] for line in said) == 8
     assert "--tp=4 --dp=2 --group-engines=2 --group-engine=1 --group-endpoint=tcp://127.0.0.1:7451" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("device", "nodes", "said"),
+    [
+        ("cuda", {"gpus_per_node": 0}, "--gpus-per-node is 0, but --device is cuda"),
+        ("auto", {"node_address": "10.0.0.9"}, "--node-address is 10.0.0.9, but node 0 is at 127.0.0.1"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(
+    device: Literal["auto", "cuda"], nodes: dict[str, object], said: str
+) -> None:
+    here = NodeSettings(nnodes=2, node_rank=0, head="127.0.0.1", dry_run=True)
+    settings = LaunchSettings(
+        nodes=msgspec.structs.replace(here, **nodes),
+        device=DeviceSettings(device=device),
+        process=ProcessSettings(dp=2),
+    )
+    with pytest.raises(SettingsError) as error:
+        launch("MODEL", settings, {})
+    assert said in error.value.message
+
+
+def test_no_gpus_for_ranks_means_cpus_also_for_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch("MODEL", LaunchSettings(nodes=NodeSettings(dry_run=True, gpus_per_node=0)), {}) == 0
+    assert "plait serve MODEL --device=cpu" in capsys.readouterr().out

@@ -119,10 +119,12 @@ def _difference(own: ModelFiles, heads: ModelFiles) -> str:
 
 
 def _of_gpus(facts: Facts, head: Facts, layout: Layout) -> Iterator[Finding]:
-    if not layout.has_gpus:
-        return
     gpus, heads = facts.machine.gpus, head.machine.gpus
-    if len(gpus) < layout.ranks_per_node:
+    if not layout.has_gpus:
+        if gpus:
+            text = f"{len(gpus)} GPUs, node 0 has none; check nvidia-smi there, or give --device cpu on all nodes"
+            yield _fault(facts, "gpus", text, ExitCode.HARDWARE)
+    elif len(gpus) < layout.ranks_per_node:
         text = (
             f"{len(gpus)} GPUs, {layout.ranks_per_node} ranks; check CUDA_VISIBLE_DEVICES and nvidia-smi, or lower --tp"
         )

@@ -153,6 +153,10 @@ def _checked(place: JobPlace) -> JobPlace:
             f"{place.launcher} says that this is node {place.node} of {place.num_nodes} ({place.said_by}); nodes count "
             "from 0"
         )
+    if place.head == "":
+        raise SettingsError(
+            f"{place.launcher} gives an empty name of the head ({place.said_by}); give --head HOST:PORT"
+        )
     return place
 
 

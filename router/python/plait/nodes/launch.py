@@ -44,6 +44,7 @@ def launch(model: str | None, settings: LaunchSettings, environment: Environment
             "systemd hands over a socket, and plait launch opens its ports itself; run `systemctl disable --now` for "
             "the .socket unit, or serve one node with plait serve"
         )
+    settings = _without_gpus(settings) if settings.nodes.gpus_per_node == 0 else settings
     place = find_place(settings.nodes, environment)
     add_to_json_lines(node=place.node)
     gpus = find_gpus(environment.get("CUDA_VISIBLE_DEVICES"))
@@ -55,6 +56,13 @@ def launch(model: str | None, settings: LaunchSettings, environment: Environment
         _print_layout(plan)
         return DONE
     return asyncio.run(_run(plan))
+
+
+def _without_gpus(settings: LaunchSettings) -> LaunchSettings:
+    """Ranks that may take no GPU compute on the CPU, also where there are GPUs."""
+    if settings.device.device == "cuda":
+        raise SettingsError("--gpus-per-node is 0, but --device is cuda; leave one of them out")
+    return msgspec.structs.replace(settings, device=msgspec.structs.replace(settings.device, device="cpu"))
 
 
 def _layout(settings: LaunchSettings, place: Place, gpus: tuple[Gpu, ...]) -> Layout:
@@ -102,6 +110,8 @@ def _plan(
     check_head_address(place, head)
     address, reason = own_address(settings.nodes, head)
     if place.node == 0 and place.num_nodes > 1:
+        if settings.nodes.node_address not in (None, head):
+            raise SettingsError(f"--node-address is {address}, but node 0 is at {head} (--head); leave it out here")
         address, reason = head, f"the head's, by {place.said_by}"
     has_engine = layout.has_engine(place.node)
     engine = engine_settings_of(settings, layout, place.node if has_engine else 0, head, place.head_port)
@@ -117,7 +127,7 @@ def _plan(
         head_address=head,
         address=address,
         address_reason=reason,
-        gpus=gpus,
+        gpus=gpus if layout.has_gpus else (),
         environment=environment,
         keys=keys,
         words=engine_words(model, engine) if has_engine else [],

@@ -44,6 +44,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """What a node has."""
 
     gpus: tuple[Gpu, ...]
+    """Those that its ranks may take."""
     without_peer_access: tuple[tuple[int, int], ...] = ()
     """Pairs of them that cannot read each other's memory."""
     free_bytes: int

@@ -117,12 +117,13 @@ def resolve_head(place: Place, seconds: float) -> str:
 
 
 def check_head_address(place: Place, address: str) -> None:
-    """Raise `SettingsError` if the head's own name is a loopback address, as in many an /etc/hosts."""
-    if (
-        place.num_nodes > 1
-        and place.head not in (address, "localhost")
-        and ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    ):
+    """Raise `SettingsError` if the head's own name is a loopback address, as in many an /etc/hosts, or none at all."""
+    if place.num_nodes == 1:
+        return
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if found.is_unspecified:
+        raise SettingsError(f"--head is {place.head}, which is no host's; give the address of node 0 that all reach")
+    if place.head not in (address, "localhost") and found.is_loopback:
         raise SettingsError(
             f"the head's name {place.head!r} is {address} on this node, which no other node reaches; give --head with "
             "the address that the others use, or mend /etc/hosts"
