@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from plait.nodes.channel import Connection, Dialler, Listener
+from plait.nodes.channel import MAX_MESSAGE_BYTES, Connection, Dialler, Listener
 from plait.nodes.key_files import read_keys, write_new_keys
+from plait.nodes.member import lines_message
+from plait.nodes.messages import encode
 
 MOMENT = 0.2
 """Enough for a message on loopback; a slower machine only makes the test easier to pass."""
@@ -59,3 +61,15 @@ def test_what_cannot_be_sent_is_dropped(keys: Path) -> None:
             head.send(Connection(b"gone", 0), b"to a connection that is not there")
 
     asyncio.run(send())
+
+
+def test_many_long_lines_of_one_moment_stay_below_the_size_that_ends_a_link() -> None:
+    said = lines_message(["\0" * (1 << 16)] * 400)
+    assert 0 < len(said.lines) < 400
+    assert said.num_dropped == 400 - len(said.lines)
+    assert len(encode(said)) < MAX_MESSAGE_BYTES
+
+
+def test_many_short_lines_of_one_moment_are_counted() -> None:
+    said = lines_message(["a"] * 501)
+    assert (len(said.lines), said.num_dropped) == (500, 1)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import time
+from collections.abc import Sequence
 
 from plait_proto import UNDECODABLE, ExitCode
 
-from plait.errors import StartError
+from plait.errors import SettingsError, StartError
 from plait.nodes import messages
 from plait.nodes.all_reduce_check import AllReduceCheck
 from plait.nodes.channel import Dialler, Listener
@@ -27,6 +30,8 @@ JOIN_SECONDS = 1.0
 """From one Join to the next, until the head answers."""
 MAX_LINES = 500
 """Log lines of one message; more of one moment are dropped, and counted."""
+MAX_LINES_BYTES = 1 << 20
+"""The same of their size: the head ends a link that brings a larger message than `MAX_MESSAGE_BYTES`."""
 
 
 class Member:
@@ -39,6 +44,8 @@ class Member:
         self._ranks = None if plan.layout.has_engine(plan.node) else RankProcesses(plan, keys, self._on_line)
         self._engine = self._ranks or EngineProcess(plan.words, self._on_line)
         self._check = AllReduceCheck(plan, lambda request: self._send(messages.StoreAsked(request)))
+        self._probes = contextlib.ExitStack()
+        """What answers the other nodes' probes."""
         self._lines: list[str] = []
         self._heard: float | None = None
         """When the head last said something; None: it has not yet."""
@@ -52,10 +59,10 @@ class Member:
     async def run(self) -> messages.Stop:
         """Serve until the head says that all end; what it says. Raises `StartError` if keys or head are wrong."""
         loop = asyncio.get_running_loop()
-        with self._head, Listener(self._keys, self._plan.node, self._plan.address, 0) as probes:
-            facts = await asyncio.to_thread(self._plan.facts, probes.port)
+        with self._head, self._probes:
+            facts = await asyncio.to_thread(self._plan.facts, self._answer_probes())
             watching = loop.create_task(self._head.watch())
-            tasks = [watching, loop.create_task(answer_probes(probes)), loop.create_task(self._receive())]
+            tasks = [watching, loop.create_task(self._receive())]
             try:
                 return await self._live(messages.Join(facts), watching)
             finally:
@@ -65,6 +72,19 @@ class Member:
                 for task in [*tasks, *self._work]:
                     task.cancel()
                 self._log.flush(all_lines=True)
+
+    def _answer_probes(self) -> int:
+        """Let other nodes try to reach this one until the preflight is passed; the port."""
+        address = self._plan.address
+        try:
+            listener = self._probes.enter_context(Listener(self._keys, self._plan.node, address, 0))
+        except OSError as error:
+            raise SettingsError(
+                f"node {self._plan.node} cannot listen at {address}: {error.strerror}; --node-address must be an "
+                "address of this machine"
+            ) from error
+        self._probes.callback(asyncio.get_running_loop().create_task(answer_probes(listener)).cancel)
+        return listener.port
 
     async def _live(self, join: messages.Join, watching: asyncio.Task[None]) -> messages.Stop:
         began = last_join = last_sent = polled = time.monotonic()
@@ -154,6 +174,7 @@ class Member:
                 case messages.StoreAnswered(reply):
                     self._check.answer(reply)
                 case messages.Load():
+                    self._probes.close()
                     say("Preflight passed on all nodes; loading")
                     self._engine.start()
                 case messages.StartRanks() if self._ranks is not None:
@@ -181,8 +202,7 @@ class Member:
     def _flush(self) -> None:
         self._log.flush()
         if self._lines:
-            dropped = len(self._lines) - MAX_LINES
-            self._send(messages.Lines(self._lines[:MAX_LINES], max(0, dropped)))
+            self._send(lines_message(self._lines))
             self._lines = []
 
     def _report_end(self) -> None:
@@ -190,3 +210,10 @@ class Member:
 
     def _send(self, message: messages.Message) -> None:
         self._head.send(messages.encode(message))
+
+
+def lines_message(lines: Sequence[str]) -> messages.Lines:
+    """As many of them as a message takes, and how many are dropped."""
+    sizes = itertools.accumulate(len(line.encode()) for line in lines[:MAX_LINES])
+    num_kept = sum(size <= MAX_LINES_BYTES for size in sizes)
+    return messages.Lines(list(lines[:num_kept]), len(lines) - num_kept)
