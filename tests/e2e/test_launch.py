@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from plait.nodes.environment import HEAD_PORT
 from plait.nodes.head import LOADED
 from plait.nodes.key_files import write_new_keys
 from plait_testing.faulty_nodes import MEET_SECONDS, PHASES, cut_off_while, start_with_fault
@@ -55,6 +56,11 @@ def processes_of(nodes: list[Server]) -> list[psutil.Process]:
     return [process for one in nodes for process in (psutil.Process(one.process.pid), *one.workers())]
 
 
+def assert_no_core_files(nodes: list[Server]) -> None:
+    """Of engines and ranks, whatever the limit of whoever started the launcher."""
+    assert {process.rlimit(psutil.RLIMIT_CORE) for one in nodes for process in one.workers()} == {(0, 0)}
+
+
 def assert_all_gone(processes: list[psutil.Process], seconds: float = END_SECONDS) -> None:
     _, left = psutil.wait_procs(processes, timeout=seconds)
     assert left == []
@@ -72,6 +78,8 @@ def test_two_nodes_answer_through_the_heads_door_and_a_killed_rank_ends_both(
     assert network.wrong_recall(0, nodes[0].url, "recall-mla", sized(4, 100), sized(512, 2048)) == []
     everything = processes_of(nodes)
     assert len(everything) == 2 * 4
+    assert_no_core_files(nodes)
+    assert [network.open_ports(node) for node in (0, 1)] == [{HEAD_PORT, HEAD_PORT + 1}, set()]
     workers_of(nodes[1])[0].kill()
     assert wait_for_all(nodes, BUSY_END_SECONDS) == [5, 5]
     assert_all_gone(everything, BUSY_END_SECONDS)
@@ -91,6 +99,9 @@ def test_a_replica_with_ranks_on_two_nodes_answers_and_a_killed_rank_ends_both(
     assert any(line.startswith("All-reduce of 4 MiB between the nodes (gloo): ") for line in nodes[0].lines)
     assert len(workers_of(nodes[0])) == len(workers_of(nodes[1])) == 1
     assert network.wrong_recall(0, nodes[0].url, "recall-mla", 4, 512) == []
+    assert_no_core_files(nodes)
+    of_ranks = network.open_ports(0) - {HEAD_PORT, HEAD_PORT + 1}, network.open_ports(1)
+    assert [len(ports) for ports in of_ranks] == [1, 1], "gloo's, of a rank on each node"
     everything = processes_of(nodes)
     workers_of(nodes[1])[0].kill()
     assert wait_for_all(nodes, BUSY_END_SECONDS) == [5, 5]
@@ -108,6 +119,14 @@ def test_ctrl_c_ends_a_node_that_waits_for_the_head(tmp_path: Path, check_models
         assert waiting.stop(signal.SIGINT) == 0
     finally:
         waiting.kill()
+
+
+def test_an_address_that_this_machine_has_not_is_named(tmp_path: Path, check_models: Path, keys: Path) -> None:
+    place = ("--nnodes", "2", "--node-rank", "1", "--head", "127.0.0.1:1", "--keys", str(keys), "--dp", "2")
+    words = ("launch", str(check_models / "recall-mla"), *place, "--node-address", "192.0.2.1")
+    node = spawn_server(tmp_path / "log", "-m", "plait.cli", *words)
+    assert node.wait() == 2
+    assert "node 1 cannot listen at 192.0.2.1: Cannot assign" in node.last_line
 
 
 @pytest.mark.acceptance("cpu")
@@ -285,6 +304,20 @@ def test_a_second_node_with_one_rank_is_named(
     head = network.launch(0, tmp_path / "head.log", model, *network.place(0, keys), *LAYOUT)
     assert wait_for_all([head, *twins], 20 + END_SECONDS) == [2, 2, 2]
     assert "two nodes say that they are node 1" in head.last_line
+
+
+@pytest.mark.slow
+def test_a_second_node_with_one_rank_does_not_end_what_serves(
+    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    nodes = begin(network, tmp_path, check_models, keys)
+    twin = network.launch(1, tmp_path / "twin.log", check_models / "recall-mla", *network.place(1, keys), *LAYOUT)
+    assert wait_for_all([twin], BUSY_END_SECONDS) == [2]
+    assert "two nodes say that they are node 1" in twin.last_line
+    assert "[node 0] refused: two nodes say that they are node 1" in nodes[0].errors
+    assert network.wrong_recall(0, nodes[0].url, "recall-mla", 1, 512) == []
+    interrupt(nodes[0])
+    assert wait_for_all(nodes, BUSY_END_SECONDS) == [0, 0]
 
 
 @pytest.mark.slow

@@ -151,6 +151,14 @@ class NodeNetwork:
         where = ["--head", self.address(0), "--keys", str(keys)]
         return ["--nnodes", str(self.num_nodes), "--node-rank", str(node), *where]
 
+    def open_ports(self, node: int) -> set[int]:
+        """TCP ports at which the node listens for others."""
+        listed = subprocess.run(
+            ["ip", "netns", "exec", self.namespace(node), "ss", "-Hltn"], check=True, capture_output=True, text=True
+        )
+        ends = [line.split()[3].rsplit(":", 1) for line in listed.stdout.splitlines()]
+        return {int(port) for host, port in ends if host not in ("127.0.0.1", "[::1]")}
+
     def hold_port(self, node: int) -> int:
         """Let another process of the node listen on the port that it returns."""
         port = 8000

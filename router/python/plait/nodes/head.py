@@ -29,6 +29,7 @@ from plait.nodes.engine_words import engine_endpoint
 from plait.nodes.loaded_ranks import LoadedRanks
 from plait.nodes.log_lines import Line, LogWriter, Source, read_line
 from plait.nodes.messages import Cause, Facts
+from plait.nodes.place import with_port
 from plait.nodes.plan import LaunchPlan
 from plait.nodes.probes import answer_probes, probe
 from plait.nodes.signals import StopRequests
@@ -146,7 +147,8 @@ class Head:
     async def _meet(self, seconds: float) -> None:
         others = range(1, self._plan.layout.num_nodes)
         if others:
-            say(f"Waiting for {len(others)} nodes at {self._plan.head_address}:{self._plan.place.head_port}")
+            where = with_port(self._plan.head_address, self._plan.place.head_port)
+            say(f"Waiting for {len(others)} of {len(others) + 1} nodes at {where}")
         await self._until(lambda: [node for node in others if node not in self._peers], seconds, "meet")
 
     async def _preflight(self, seconds: float) -> None:
@@ -331,7 +333,10 @@ class Head:
             both = f"{known.facts.host} ({known.facts.address}) and {facts.host} ({facts.address})"
             reason = f"two nodes say that they are node {node}: {both}; give each its own --node-rank"
             cause = Cause(code=int(ExitCode.SETTINGS), reason=reason)
-            self._causes.add(0, cause)
+            if self._has_served:  # a slip must not end what serves: the other one ends alone
+                self._log.add(Line(Source(0, None), f"refused: {reason}", level="WARNING"))
+            else:
+                self._causes.add(0, cause)
             self._send(connection, messages.Stop(cause))
         elif known is None:
             self._peers[node] = Peer(connection, facts, time.monotonic())
