@@ -7,10 +7,11 @@ missing: `pip install langchain-openai 'litellm[proxy]'`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -47,6 +48,77 @@ def clients_server(check_models: Path, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="module")
 def sdk(clients_server: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{clients_server.url}/v1", api_key="none", max_retries=0)
+
+
+def streamed_usage(sdk: openai.OpenAI) -> int | None:
+    asked: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    *_, last = sdk.chat.completions.create(**CHAT, **asked)
+    return last.usage.completion_tokens if last.usage else None
+
+
+def num_best(sdk: openai.OpenAI) -> set[int]:
+    logprobs = sdk.chat.completions.create(**CHAT, logprobs=True, top_logprobs=2).choices[0].logprobs
+    return {len(token.top_logprobs) for token in (logprobs.content or [] if logprobs else [])}
+
+
+def cut(sdk: openai.OpenAI) -> tuple[str | None, str]:
+    choice = sdk.chat.completions.create(**CHAT, max_completion_tokens=2).choices[0]
+    return choice.message.content, choice.finish_reason
+
+
+def completed(sdk: openai.OpenAI, prompt: Any, **fields: Any) -> Any:
+    return sdk.completions.create(model=MODEL, prompt=prompt, max_tokens=3, temperature=0, **fields)
+
+
+def of_schema(sdk: openai.OpenAI) -> list[str]:
+    schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"], "additionalProperties": False}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
+    answer = sdk.chat.completions.create(model=MODEL, messages=ASK, response_format=form, **DRAWN)
+    return list(json.loads(answer.choices[0].message.content or ""))
+
+
+def of_a_wrong_model(sdk: openai.OpenAI) -> int:
+    with pytest.raises(openai.NotFoundError) as caught:
+        sdk.chat.completions.create(**CHAT | {"model": "other"})
+    return caught.value.status_code
+
+
+def message(sdk: openai.OpenAI) -> list[Any]:
+    client = anthropic.Anthropic(base_url=str(sdk.base_url).removesuffix("/v1/"), api_key="none", max_retries=0)
+    told = client.messages.create(model=MODEL, messages=ASK, max_tokens=16, extra_body={"temperature": 0})
+    return [block.text for block in told.content if block.type == "text"]
+
+
+CHAT: dict[str, Any] = {"model": MODEL, "messages": ASK, "temperature": 0}
+CALLS: dict[str, tuple[Callable[[openai.OpenAI], Any], Any]] = {
+    "models": (lambda sdk: [model.id for model in sdk.models.list()], [MODEL]),
+    "one model": (lambda sdk: sdk.models.retrieve(MODEL).id, MODEL),
+    "chat": (lambda sdk: sdk.chat.completions.create(**CHAT).choices[0].message.content, "kilo"),
+    "streamed usage": (streamed_usage, len("kilo") + 1),
+    "log-probabilities": (num_best, {2}),
+    "max_completion_tokens": (cut, ("ki", "length")),
+    "completions": (lambda sdk: completed(sdk, "abc").usage.completion_tokens, 3),
+    "echo": (lambda sdk: completed(sdk, "abc", echo=True).choices[0].text[:3], "abc"),
+    "token ids": (lambda sdk: completed(sdk, [5, 6, 7]).usage.prompt_tokens, 3),
+    "n": (lambda sdk: len(completed(sdk, "abc", n=3).choices), 3),
+    "prompt lists": (lambda sdk: [one.index for one in completed(sdk, ["a", "b"]).choices], [0, 1]),
+    "a JSON schema": (of_schema, ["a"]),
+    "a response": (lambda sdk: sdk.responses.create(model=MODEL, input=ASK, temperature=0).output_text, "kilo"),
+    "a streamed response": (
+        lambda sdk: [one.type for one in sdk.responses.create(model=MODEL, input=ASK, temperature=0, stream=True)][-1],
+        "response.completed",
+    ),
+    "embeddings": (lambda sdk: len(sdk.embeddings.create(model=MODEL, input=["a", "b"]).data), 2),
+    "a wrong model": (of_a_wrong_model, 404),
+    "a message": (message, ["kilo"]),
+}
+"""Half of them fail on common local servers. LangChain's has tests of its own."""
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_common_call_is_right(sdk: openai.OpenAI, call: str) -> None:
+    ask, expected = CALLS[call]
+    assert ask(sdk) == expected
 
 
 def test_the_sdk_parses_an_answer_into_its_class(sdk: openai.OpenAI) -> None:

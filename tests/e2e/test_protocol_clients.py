@@ -16,6 +16,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+from plait_testing.agent_requests import CLAUDE_CODE, CODEX
 from plait_testing.running_server import Server, start_server
 from pydantic import BaseModel
 
@@ -166,6 +167,41 @@ def test_an_agent_calls_its_tool(server: Server) -> None:
 
     assert asyncio.run(run_both_ways()) == ["copy kilo", "copy kilo"]
     assert len(noted) == 2
+
+
+def test_a_request_of_codexs_is_answered_in_events(server: Server) -> None:
+    headers = {"originator": "codex_cli_rs", "session_id": "019a", "accept": "text/event-stream"}
+    body = CODEX | {"model": NAMES[0], "max_output_tokens": 8}
+    assert told_events(f"{server.url}/v1/responses", body, headers)[-1] == "response.incomplete"
+
+
+def test_a_request_of_claude_codes_is_answered_in_events(server: Server) -> None:
+    beta = "claude-code-20250219,interleaved-thinking-2025-05-14"
+    headers = {"x-api-key": "none", "anthropic-version": "2023-06-01", "anthropic-beta": beta, "x-app": "cli"}
+    body = CLAUDE_CODE | {"model": NAMES[1], "max_tokens": 8, "thinking": {"type": "disabled"}}
+    told = told_events(f"{server.url}/v1/messages?beta=true", body, headers)
+    assert (told[0], told[-2:]) == ("message_start", ["message_delta", "message_stop"])
+    counted = {name: value for name, value in body.items() if name not in ("max_tokens", "stream")}
+    count = httpx.post(f"{server.url}/v1/messages/count_tokens?beta=true", json=counted, headers=headers, timeout=60)
+    assert count.json()["input_tokens"] > 0
+
+
+def told_events(url: str, body: dict[str, Any], headers: dict[str, str]) -> list[str]:
+    """The names of a stream's events."""
+    answer = httpx.post(url, json=body, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return [line.removeprefix("event: ") for line in answer.text.splitlines() if line.startswith("event: ")]
+
+
+def test_the_asynchronous_sdk_reads_typed_events(server: Server) -> None:
+    async def read() -> str:
+        client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        async with client, client.responses.stream(model=NAMES[0], input=ASK, temperature=0) as stream:
+            deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+            assert (await stream.get_final_response()).output_text == "kilo"
+        return "".join(deltas)
+
+    assert asyncio.run(read()) == "kilo"
 
 
 def test_a_message_is_the_same_whole_and_streamed(claude: anthropic.Anthropic) -> None:

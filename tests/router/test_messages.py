@@ -10,6 +10,7 @@ from plait.http.api import GenerateRequest
 from plait.http.errors import ApiError, body_for, error_event
 from plait.http.messages import read_message, read_message_to_count
 from plait.http.messages_body import UNSUPPORTED_MESSAGES
+from plait_testing.agent_requests import CLAUDE_CODE
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOL = {
@@ -186,27 +187,6 @@ def test_errors_have_anthropics_form_on_its_paths_alone() -> None:
         == b"event: error\ndata: " + json.dumps(told).encode().replace(b": ", b":").replace(b", ", b",") + b"\n\n"
     )
     assert error_event("/v1/chat/completions", 413, body) == b"data: " + body + b"\n\n"
-
-
-CLAUDE_CODE = {
-    "model": "tiny",
-    "max_tokens": 32_000,
-    "stream": True,
-    "system": [
-        text("You are Claude Code.", cache_control={"type": "ephemeral"}),
-        text("# Tone", cache_control={"type": "ephemeral"}),
-    ],
-    "messages": [
-        said("user", text("<system-reminder>"), text("fix it", cache_control={"type": "ephemeral"})),
-        said("assistant", {"type": "thinking", "thinking": "Hm.", "signature": ""}, use("toolu_1", command="ls")),
-        said("user", result("toolu_1", "a.py", cache_control={"type": "ephemeral"}), text("<system-reminder>")),
-    ],
-    "tools": [TOOL, {"name": "Edit", "description": "", "input_schema": {"type": "object", "properties": {}}}],
-    "thinking": {"type": "enabled", "budget_tokens": 31_999},
-    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    "metadata": {"user_id": "user_1_account__session_2"},
-    "temperature": 1,
-}
 
 
 def test_a_request_of_claude_codes_shape_is_taken() -> None:

@@ -10,6 +10,7 @@ from plait.http.api import GenerateRequest
 from plait.http.errors import ApiError
 from plait.http.responses import MAX_ITEMS, read_response
 from plait.http.responses_body import UNSUPPORTED_RESPONSES
+from plait_testing.agent_requests import CODEX
 
 TOOL = {"type": "function", "name": "shell", "parameters": {"type": "object", "properties": {}}, "strict": False}
 
@@ -188,29 +189,6 @@ def test_another_model_is_not_found_and_all_names_are_told() -> None:
     with pytest.raises(ApiError, match="'tiny' or 'other'") as caught:
         response(model="gpt")
     assert caught.value.status == 404
-
-
-CODEX = {
-    "model": "tiny",
-    "instructions": "You are a coding agent running in the Codex CLI.",
-    "input": [
-        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "<permissions>"}]},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "<environment_context>"}]},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "run the tests"}]},
-        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": None},
-        call("call_1", '{"command":["bash","-lc","make test"]}'),
-        output("call_1", '{"output":"ok","metadata":{"exit_code":0}}'),
-    ],
-    "tools": [TOOL, {"type": "function", "name": "update_plan", "description": "", "strict": False, "parameters": {}}],
-    "tool_choice": "auto",
-    "parallel_tool_calls": True,
-    "reasoning": {"effort": "medium", "summary": "auto"},
-    "store": False,
-    "stream": True,
-    "include": ["reasoning.encrypted_content"],
-    "prompt_cache_key": "019a",
-    "client_metadata": {"x-codex-installation-id": "1"},
-}
 
 
 def test_a_request_of_codexs_shape_is_taken() -> None:
