@@ -32,9 +32,9 @@ class KvCacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     kv_cache_dtype: str
     """``auto`` for the model's own, or ``fp8``: float8_e4m3fn."""
-    k_scale: float
-    """FP8 scale of keys, above 0: value = stored * scale."""
-    v_scale: float
+    k_scale: float | None
+    """FP8 scale of keys, above 0: value = stored * scale; None for those of the files, or 1."""
+    v_scale: float | None
 
 
 MAX_PAGE_SIZE = 1024

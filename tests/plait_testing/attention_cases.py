@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from plait_kernels.attention import attend
-from plait_kernels.kv_cache import FP8, as_bytes, to_cache_dtype
+from plait_kernels.kv_cache import FP8, UNSCALED, as_bytes, to_cache_dtype
 from plait_kernels.mla import CacheTarget, store_latent
 from plait_worker.attention.backend import AttentionBackend, MlaStep, requirements_for
 from plait_worker.attention.model_attention import ModelAttention
@@ -111,7 +111,7 @@ class MhaCase:
     def error(self, backend: AttentionBackend[Any]) -> float:
         """Largest difference from float64 over the largest value."""
         new = self.tables.new(self.contexts)
-        out = backend.prepare(self.tables.rows).forward(self.q, new[:, 0], new[:, 1], self.pages)
+        out = backend.prepare(self.tables.rows).forward(self.q, new[:, 0], new[:, 1], self.pages, UNSCALED)
         pairs = zip(self.q.double().split(self.tables.lengths), self.contexts, strict=True)
         right = torch.cat([attend(q, kv[:, 0].double(), kv[:, 1].double(), self.shape.scale) for q, kv in pairs])
         return difference(out, right)

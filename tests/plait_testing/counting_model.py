@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from plait_kernels.kv_cache import PageScales
 from plait_worker.attention.backend import StepAttention
 from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.attention.spec import AttentionSpec, MhaShape
@@ -48,7 +49,7 @@ class Seen:
 
     rows: Rows
 
-    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
+    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, _scales: PageScales) -> Tensor:
         return q_THD
 
 

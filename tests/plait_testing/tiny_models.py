@@ -37,7 +37,7 @@ def config_for(model: Path, run_dir: Path, /, **changes: object) -> WorkerConfig
     nested: dict[str, dict[str, object]] = {
         "device": {"device": "cpu", "cuda_graphs": True, "cuda_graph_max_bs": 8, "custom_all_reduce": True},
         "attention": {"attention_backend": "auto", "mla_context_chunk_size": 64},
-        "kv_cache": {"kv_cache_dtype": "auto", "k_scale": 1.0, "v_scale": 1.0},
+        "kv_cache": {"kv_cache_dtype": "auto", "k_scale": None, "v_scale": None},
         "parallel": {"world": 1, "dp": 1, "dp_attention": False},
         "pages": {"page_size": 16, "num_pages": None, "memory_fraction": None},
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from plait_kernels.kv_cache import UNSCALED
+from plait_kernels.kv_cache import PageScales
 from plait_testing.rank_threads import on_every_rank
 from plait_worker.attention import selection
 from plait_worker.attention.backend import BackendRequirements
@@ -47,7 +47,7 @@ class Foul(TritonMha):
 
     number = float("nan")
 
-    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
+    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor, _scales: PageScales) -> None:
         out_DHE.fill_(self.number)
 
 
@@ -56,7 +56,7 @@ class Empty(Foul):
 
 
 class Breaks(TritonMha):
-    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
+    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor, _scales: PageScales) -> None:
         raise RuntimeError("too many resources\nand more lines")
 
 
@@ -75,7 +75,7 @@ def test_our_kernels_attend_both_sorts_of_rows_where_nothing_can_be_compiled() -
 
 
 def test_float8_pages_are_read_where_nothing_can_be_compiled() -> None:
-    requirements = dataclasses.replace(NEED, spec=dataclasses.replace(SHAPE, fp8=UNSCALED))
+    requirements = dataclasses.replace(NEED, spec=dataclasses.replace(SHAPE, is_fp8=True))
     assert isinstance(try_backend("triton", requirements), TritonMha)
 
 
@@ -183,7 +183,7 @@ def test_a_sliding_window_is_refused_by_name_on_a_gpu(name: str) -> None:
 
 @pytest.mark.usefixtures("flashinfer_there")
 def test_flashinfers_planned_kernels_refuse_float8_pages() -> None:
-    requirements = dataclasses.replace(NEED, spec=dataclasses.replace(SHAPE, fp8=UNSCALED))
+    requirements = dataclasses.replace(NEED, spec=dataclasses.replace(SHAPE, is_fp8=True))
     assert "use triton or trtllm_mha for --kv-cache-dtype fp8" in str(try_backend("flashinfer", requirements))
 
 

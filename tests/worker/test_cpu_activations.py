@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from plait_kernels.kv_cache import PageScales
 from plait_testing.attention_cases import cpu_attention
 from plait_testing.deepseek_v4 import CSA, HCA, V4Driver, random_v4
 from plait_testing.tiny_models import config_for, save_tiny_llama
@@ -20,6 +19,7 @@ from plait_worker.errors import WorkerError
 from plait_worker.models.loader import load_model, open_checkpoint
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
+from plait_worker.weights.cache_scales import Fp8Cache
 from torch.profiler import ProfilerActivity, profile
 
 CPU = torch.device("cpu")
@@ -34,14 +34,14 @@ NOISE = 2 << 20
     ("model_name", "dtype", "fp8"),
     [
         ("recall-mla", "bfloat16", None),
-        ("recall-mla", "bfloat16", PageScales()),
+        ("recall-mla", "bfloat16", Fp8Cache()),
         ("recall-gqa", "bfloat16", None),
-        ("recall-gqa", "bfloat16", PageScales()),
+        ("recall-gqa", "bfloat16", Fp8Cache()),
         ("recall-gqa", "float16", None),
     ],
 )
 def test_a_step_takes_no_more_than_is_counted_and_not_much_less(
-    model_name: str, dtype: str, fp8: PageScales | None, check_models: Path, tmp_path: Path
+    model_name: str, dtype: str, fp8: Fp8Cache | None, check_models: Path, tmp_path: Path
 ) -> None:
     """What torch allocates at a time."""
     path = check_models / model_name

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from plait_kernels.kv_cache import UNSCALED
 from plait_proto import ExitCode
 from plait_testing.deepseek_v4 import random_v4
 from plait_worker import kernels_command
@@ -175,7 +174,7 @@ def test_with_a_compiler_auto_still_does_not_take_minutes_to_compile(monkeypatch
 
 @pytest.mark.usefixtures("for_hopper")
 def test_xqa_over_float8_pages_is_a_module_of_its_own() -> None:
-    of_fp8 = modules_for([dataclasses.replace(GQA, fp8=UNSCALED)], 16, CAPABILITY)
+    of_fp8 = modules_for([dataclasses.replace(GQA, is_fp8=True)], 16, CAPABILITY)
     assert [module.name for module in of_fp8 if "kv_cache_e4m3" in module.name]
 
 

@@ -141,6 +141,7 @@ def test_a_stranger_is_told_why_and_exits_with_that_code(engine: EngineSide, tin
         ({"max_model_len": 2_000_000_000}, ExitCode.HARDWARE, "lower --max-model-len"),
         ({"num_pages": 2_000_000_000}, ExitCode.HARDWARE, "pages fit"),
         ({"memory_fraction": 0.0}, ExitCode.HARDWARE, "--memory-fraction"),
+        ({"k_scale": 0.5}, ExitCode.SETTINGS, "--k-scale and --v-scale are for an FP8 cache"),
         ({"draft_tokens": 2}, ExitCode.SETTINGS, "draft_tokens is 2: no attention backend"),
     ],
 )

@@ -49,15 +49,15 @@ def main() -> int:
 def _run(arguments: argparse.Namespace) -> None:
     capability = _capability(arguments.arch)
     # Which modules are needed does not depend on the scales.
-    fp8 = UNSCALED if arguments.kv_cache_dtype == "fp8" else None
-    # Every rank has as many heads as the first.
     config = _config(arguments.model, arguments.tp)
+    fp8 = [UNSCALED] * config.num_layers if arguments.kv_cache_dtype == "fp8" else None
     if config.compressed is not None:
         raise WorkerError(
             ExitCode.SETTINGS,
             f"{config.architecture} has no GPU kernels in this version, so there is nothing to build; `plait serve` "
             "runs it with --device cpu",
         )
+    # Every rank has as many heads as the first.
     specs = attention_specs(config, 0, arguments.tp, _dtype(arguments.dtype), fp8)
     if not has_flashinfer():
         raise WorkerError(

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plait_kernels.kv_cache import PageScales
 from plait_proto import (
     PROTOCOL,
     SCHEMA_FINGERPRINT,
@@ -53,6 +52,7 @@ from plait_worker.slot_state import StateSizes
 from plait_worker.slots import Slots
 from plait_worker.torch_threads import limit_torch_threads
 from plait_worker.warm_up import StepLimits, warm_up_steps
+from plait_worker.weights.cache_scales import Fp8Cache
 
 _log = logging.getLogger(__name__)
 
@@ -238,12 +238,12 @@ def _load_model(config: WorkerConfig, device: torch.device, parallel: Parallel) 
     return model
 
 
-def _fp8(config: WorkerConfig) -> PageScales | None:
-    """Scales of an FP8 cache; None for a cache in the model's own type."""
-    scales = PageScales(config.kv_cache.k_scale, config.kv_cache.v_scale)
+def _fp8(config: WorkerConfig) -> Fp8Cache | None:
+    """None for a cache in the model's own type."""
+    asked = Fp8Cache(config.kv_cache.k_scale, config.kv_cache.v_scale)
     if config.kv_cache.kv_cache_dtype == "fp8":
-        return scales
-    if scales != PageScales():
+        return asked
+    if asked != Fp8Cache():
         raise ValueError("--k-scale and --v-scale are for an FP8 cache; add --kv-cache-dtype fp8, or leave them out")
     return None
 

@@ -1,5 +1,6 @@
 """What ``quantization_config`` of a ``config.json`` states: workers read tensors by it, ``plait plan`` counts bytes."""
 
+from plait_proto.quantisation.cache import StatedCache, read_stated_cache
 from plait_proto.quantisation.compressed_tensors import config_groups
 from plait_proto.quantisation.configs import (
     MXFP4_GROUP,
@@ -26,7 +27,9 @@ __all__ = [
     "Nvfp4Config",
     "PackedConfig",
     "QuantisationConfig",
+    "StatedCache",
     "config_groups",
     "ignored_modules",
     "read_quantisation_config",
+    "read_stated_cache",
 ]

@@ -30,9 +30,11 @@ _MIXING = (True, "group")
 _MAX_SCHEMES = 64
 
 
-def read_compressed_tensors(stated: Fields) -> Fp8Config | PackedConfig | Mxfp4Config | Nvfp4Config:
+def read_compressed_tensors(stated: Fields) -> Fp8Config | PackedConfig | Mxfp4Config | Nvfp4Config | None:
     """By ``format``; activations of 4-bit floats are not rounded, whatever it says of them."""
     stored = stated.text("format", _FLOATS[0])
+    if stated.has("kv_cache_scheme") and not _num_groups(stated):
+        return None
     if stored == _MXFP4:
         _check_float4(stated, stored, MXFP4_GROUP)
         return Mxfp4Config()

@@ -9,8 +9,10 @@ from plait_proto.quantisation.unsupported import not_supported
 METHOD = "modelopt"
 
 
-def read_modelopt(stated: Fields) -> Fp8Config | Nvfp4Config:
+def read_modelopt(stated: Fields) -> Fp8Config | Nvfp4Config | None:
     """By ``quant_algo``."""
+    if stated.has("kv_cache_quant_algo") and not stated.has("quant_algo"):
+        return None
     algorithm = stated.text("quant_algo", "of no name")
     if algorithm == "FP8":
         return Fp8Config(METHOD)

@@ -19,7 +19,7 @@ from plait_proto.quantisation.unsupported import not_supported
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    read: Callable[[Fields], QuantisationConfig]
+    read: Callable[[Fields], QuantisationConfig | None]
     ignored: tuple[str, ...]
     """Fields that name modules which are not quantised."""
 
@@ -35,8 +35,11 @@ _METHODS: Mapping[str, _Method] = MappingProxyType(
 )
 
 
-def read_quantisation_config(stated: Fields) -> QuantisationConfig:
-    """What its fields say; raises ``stated.error`` for any quantisation that is not read, by name."""
+def read_quantisation_config(stated: Fields) -> QuantisationConfig | None:
+    """What its fields say; None if they quantise only the cache.
+
+    Raises ``stated.error`` for any quantisation that is not read, by name.
+    """
     return _method(stated).read(stated)
 
 

@@ -386,8 +386,14 @@ class KvCacheSettings(msgspec.Struct, frozen=True, kw_only=True):
             ("--kv-dtype",),
         ),
     ] = "auto"
-    k_scale: Annotated[KvScale, Setting("FP8 KV-cache scale for keys (value = stored * scale)")] = 1.0
-    v_scale: Annotated[KvScale, Setting("FP8 KV-cache scale for values (value = stored * scale)")] = 1.0
+    k_scale: Annotated[
+        KvScale | None,
+        Setting("FP8 KV-cache scale for keys (value = stored * scale)", unset="that of the files for each layer, or 1"),
+    ] = None
+    v_scale: Annotated[
+        KvScale | None,
+        Setting("FP8 KV-cache scale for values", unset="that of the files for each layer, or 1"),
+    ] = None
 
 
 class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):

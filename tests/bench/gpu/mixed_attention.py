@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 from plait.bench.result_file import commit, machine, versions
 from plait_kernels.attention import PagedPrefill, reference
-from plait_kernels.kv_cache import UNSCALED
+from plait_kernels.kv_cache import UNSCALED, PageScales
 from plait_worker.attention.backend import AttentionBackend, BackendRequirements
 from plait_worker.attention.mha.flashinfer_mha import FlashinferMha
 from plait_worker.attention.mha.separate_kernels import DecodeRows, PrefillRows, SeparateKernelsStep
@@ -179,8 +179,8 @@ def graph_rows(lengths: Lengths, rows: Rows, whole: bool) -> Rows:
 class OwnKernels(TritonMha):
     """Ours for both sorts of rows."""
 
-    def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
-        self.prefill_by_triton(q_THE, pages, rows, out_THE)
+    def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor, scales: PageScales) -> None:
+        self.prefill_by_triton(q_THE, pages, rows, out_THE, scales)
 
 
 class DividedAlike(TritonMha):
@@ -208,8 +208,7 @@ class Way:
     def attend(self, rows: Rows) -> Attend:
         step = self.backend.prepare(rows)
         if self.form != "two streams":
-            attend: Attend = step.attend
-            return attend
+            return lambda q_THE, pages: step.attend(q_THE, pages, UNSCALED)
         return side_by_side(step)
 
 
@@ -223,8 +222,8 @@ def side_by_side(step: SeparateKernelsStep) -> Attend:
         assert step.prefill is not None
         side.wait_stream(main)
         with torch.cuda.stream(side):
-            backend.decode(q_THE[num:], pages, step.decode, out_THE[num:])
-        backend.prefill(q_THE[:num], pages, step.prefill, out_THE[:num])
+            backend.decode(q_THE[num:], pages, step.decode, out_THE[num:], UNSCALED)
+        backend.prefill(q_THE[:num], pages, step.prefill, out_THE[:num], UNSCALED)
         main.wait_stream(side)
         return out_THE
 

@@ -123,7 +123,7 @@ def open_rank(
         load_format="dummy",
         quantization=quantization,
         dtype="bfloat16",
-        kv_cache=KvCacheConfig(kv_cache_dtype=kv_cache_dtype, k_scale=1.0, v_scale=1.0),
+        kv_cache=KvCacheConfig(kv_cache_dtype=kv_cache_dtype, k_scale=None, v_scale=None),
         pages=PageConfig(page_size=PAGE_SIZE, num_pages=num_pages, memory_fraction=None),
         max_model_len=40_960,
         max_batch_tokens=max_tokens,

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plait_kernels.kv_cache import PageScales
 from plait_proto import Plan, StepResult
 from plait_testing.gpu_driver import GPU, PAGE_SIZE, save_deepseek
 from plait_testing.stepper import Stepper
@@ -27,6 +26,7 @@ from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 from plait_worker.slots import Slots
 from plait_worker.step_inputs import read_plan
+from plait_worker.weights.cache_scales import Fp8Cache
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu-mla")]
@@ -104,10 +104,10 @@ def serve_prompts(stepper: Stepper, choose: random.Random, num_steps: int) -> No
 
 @pytest.mark.parametrize(
     ("num_heads", "mla_context_chunk_size", "fp8"),
-    [(16, 4096, None), (16, 256, None), (128, 4096, None), (16, 4096, PageScales(0.37, 1.0))],
+    [(16, 4096, None), (16, 256, None), (128, 4096, None), (16, 4096, Fp8Cache(0.37, 1.0))],
 )
 def test_replayed_prompts_have_the_logits_of_steps_launched_kernel_by_kernel(
-    num_heads: int, mla_context_chunk_size: int, fp8: PageScales | None, tmp_path: Path
+    num_heads: int, mla_context_chunk_size: int, fp8: Fp8Cache | None, tmp_path: Path
 ) -> None:
     save_deepseek(tmp_path, num_heads, None)
     model = load_model(tmp_path, "bfloat16", GPU, Parallel(), fp8=fp8)

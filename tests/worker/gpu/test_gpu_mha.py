@@ -1,11 +1,12 @@
 """Every GPU attention backend against float64: scattered pages, lengths around page edges, pages far into the pool."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from plait_kernels.attention import attend, reference
-from plait_kernels.kv_cache import PageScales, as_bytes, to_cache_dtype
+from plait_kernels.kv_cache import UNSCALED, PageScales, as_bytes, to_cache_dtype
 from plait_testing.gpu_driver import GPU, PAGE_SIZE, make_rows
 from plait_worker.attention.backend import AttentionBackend, BackendRequirements
 from plait_worker.attention.mha.torch_mha import TorchMha
@@ -64,7 +65,7 @@ def error_of(
     q = torch.randn(sum(lengths), shape.num_heads, shape.head_dim, device=GPU).bfloat16()
     new = torch.cat([kv[start:] for kv, start in zip(contexts, starts, strict=True)])
     with torch.inference_mode():
-        out = backend.prepare(rows).forward(q, new[:, 0], new[:, 1], pool)
+        out = backend.prepare(rows).forward(q, new[:, 0], new[:, 1], pool, shape.scales)
     right = expected(q, [as_cached(kv, shape) for kv in contexts], lengths, shape.scale)
     return float((out.double() - right).abs().max() / right.abs().max())
 
@@ -125,11 +126,11 @@ def test_a_captured_step_follows_the_depths_of_its_replay(name: str) -> None:
     tables = torch.randperm(4480).view(70, 64).tolist()
     layers = torch.randn(2, 70, 32, 128, dtype=torch.bfloat16, device=GPU)
     replayed = make_rows(tables, 0, [0] * 70, [[0]] * 70, 0)
-    backend.prepare(replayed).attend(layers[0], pages)
+    backend.prepare(replayed).attend(layers[0], pages, UNSCALED)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step = backend.prepare(replayed)
-        outs = torch.stack([step.attend(q, pages).clone() for q in layers])  # one output serves all layers
+        outs = torch.stack([step.attend(q, pages, UNSCALED).clone() for q in layers])  # one output serves all layers
     first: list[torch.Tensor] = []
     for starts in kv_lengths:
         replayed.positions_T.copy_(torch.tensor(starts))
@@ -160,13 +161,16 @@ def test_our_kernels_attend_by_themselves(
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(32, 8), (64, 8), (8, 2), (5, 1)])
-@pytest.mark.parametrize("fp8", [PageScales(1.0, 1.0), PageScales(0.37, 2.3)])
+@pytest.mark.parametrize("scales", [UNSCALED, PageScales(0.37, 2.3)])
 @pytest.mark.parametrize("name", ["torch", "triton", "trtllm_mha"])
-def test_float8_pages_are_read_with_their_scales(name: str, num_heads: int, num_kv_heads: int, fp8: PageScales) -> None:
+def test_float8_pages_are_read_with_their_scales(
+    name: str, num_heads: int, num_kv_heads: int, scales: PageScales
+) -> None:
     if name == "trtllm_mha" and num_heads // num_kv_heads not in XQA_FP8_GROUPS:
         pytest.skip("XQA over float8 is built for groups of 4 and 8")
-    shape = MhaShape(num_heads, num_kv_heads, 128, 128**-0.5, torch.bfloat16, fp8)
-    backend = backend_for(name, shape)
+    shape = MhaShape(num_heads, num_kv_heads, 128, 128**-0.5, torch.bfloat16, is_fp8=True, scales=scales)
+    # Made for a layer with other scales, as in a model whose layers differ.
+    backend = backend_for(name, dataclasses.replace(shape, scales=PageScales(0.9, 0.8)))
     prefill = [(start, length) for start in (0, 1, 63, 64, 500) for length in (1, 63, 64, 65, 130)]
     mixed = prefill + [(start, 1) for start in EDGES]
     for rows, num_prefill in ((mixed, len(prefill)), (mixed[len(prefill) :], 0), (prefill, len(prefill))):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from plait_kernels.kv_cache import PageScales
 from plait_testing import recall
 from plait_testing.gpu_driver import (
     GPU,
@@ -29,6 +28,7 @@ from plait_worker.attention.spec import MlaShape
 from plait_worker.models.loader import load_model
 from plait_worker.models.model import Model
 from plait_worker.parallel import Parallel
+from plait_worker.weights.cache_scales import Fp8Cache
 from torch import Tensor
 
 pytestmark = pytest.mark.gpu
@@ -37,7 +37,7 @@ LIMITS = {"median": 1.5, "p99": 1.5}
 LIMITS_TRAINED = {"median": 1.5, "p99": 4.0}
 # FlashMLA rounds queries and the softmax's weights to float8 where the pages are float8.
 LIMIT_FLASHMLA_FP8 = 4.0
-FP8_SCALES = PageScales(0.37, 1.0)
+FP8_SCALES = Fp8Cache(0.37, 1.0)
 STATISTICS = {"median": 0.5, "p99": 0.99, "mean": None}
 """By the quantile that each is; None of the mean."""
 

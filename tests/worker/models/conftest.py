@@ -15,6 +15,7 @@ from plait_worker.models.loader import dummy_model, load_model
 from plait_worker.models.model import Model
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
+from plait_worker.weights.cache_scales import Fp8Cache
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -148,8 +149,8 @@ class Driver:
 
 @pytest.fixture
 def load() -> Callable[..., Model]:
-    def load(path: Path, dtype: str = "float32") -> Model:
-        return load_model(path, dtype, CPU, Parallel())
+    def load(path: Path, dtype: str = "float32", fp8: Fp8Cache | None = None) -> Model:
+        return load_model(path, dtype, CPU, Parallel(), fp8=fp8)
 
     return load
 
@@ -167,8 +168,13 @@ def drive_drawn() -> Callable[[Path], Driver]:
 @pytest.fixture
 def drive(load: Callable[..., Model]) -> Callable[..., Driver]:
     def drive(
-        path: Path, page_size: int = 16, dtype: str = "float32", num_pages: int = 64, mla_context_chunk_size: int = 64
+        path: Path,
+        page_size: int = 16,
+        dtype: str = "float32",
+        num_pages: int = 64,
+        mla_context_chunk_size: int = 64,
+        fp8: Fp8Cache | None = None,
     ) -> Driver:
-        return Driver(load(path, dtype), page_size, num_pages, mla_context_chunk_size)
+        return Driver(load(path, dtype, fp8), page_size, num_pages, mla_context_chunk_size)
 
     return drive

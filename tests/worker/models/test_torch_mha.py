@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plait_kernels.attention import attend
-from plait_kernels.kv_cache import FP8, PageScales, as_bytes, to_cache_dtype
+from plait_kernels.kv_cache import FP8, UNSCALED, PageScales, as_bytes, to_cache_dtype
 from plait_worker.attention import torch_batches
 from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.spec import MhaShape
@@ -45,18 +45,19 @@ class World:
         self.q = torch.randn(sum(lengths), HEADS, DIM)
 
     def run(self, dtype: torch.dtype, fp8: PageScales | None = None, window: int | None = None) -> torch.Tensor:
-        shape = MhaShape(HEADS, KV_HEADS, DIM, 0.3, dtype, fp8, window)
+        shape = MhaShape(HEADS, KV_HEADS, DIM, 0.3, dtype, fp8 is not None, window)
+        scales = fp8 or UNSCALED
         pages = to_cache_dtype(self.pages, shape.cached_dtype, 1.0).to(shape.cached_dtype)
         for kv, table, start in zip(self.context, self.tables, self.starts, strict=True):
             for position in range(start):
                 page, offset = table[position // self.page_size], position % self.page_size
-                for part, scale in enumerate(shape.scales):
+                for part, scale in enumerate(scales):
                     kept = to_cache_dtype(kv[position, part].to(dtype), pages.dtype, scale)
                     as_bytes(pages)[page, part, :, offset] = as_bytes(kept)
         new = torch.cat([kv[start:] for kv, start in zip(self.context, self.starts, strict=True)]).to(dtype)
         requirements = BackendRequirements(shape, self.page_size, 0, 0, torch.device("cpu"))
         step = backend.TorchMha(requirements).prepare(self.rows)
-        out = step.forward(self.q.to(dtype), new[:, 0], new[:, 1], pages)
+        out = step.forward(self.q.to(dtype), new[:, 0], new[:, 1], pages, scales)
         self.written = pages
         return out
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from plait_kernels.kv_cache import PageScales
 from plait_testing.attention_cases import cpu_attention
 from plait_worker.models.loader import load_model
 from plait_worker.parallel import Parallel
 from plait_worker.torch_threads import limit_torch_threads
+from plait_worker.weights.cache_scales import Fp8Cache
 
 CPU = torch.device("cpu")
 WIDE = {"intermediate_size": 96, "moe_intermediate_size": 32}
@@ -51,7 +51,7 @@ def test_torch_keeps_its_threads_for_what_the_kernels_leave_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = save_tiny(family, **changes).path
-    model = load_model(path, dtype, CPU, Parallel(), fp8=PageScales(1.0, 1.0) if fp8 else None)
+    model = load_model(path, dtype, CPU, Parallel(), fp8=Fp8Cache(1.0, 1.0) if fp8 else None)
     attention = cpu_attention(model.attention_specs, 16, 64)
     with caplog.at_level(logging.INFO, "plait_worker.torch_threads"):
         limit_torch_threads(model, attention)

@@ -215,10 +215,10 @@ def test_a_wrong_tensor_is_refused(name: str, value: Tensor, said: str, saved: P
 
 
 def test_fp8_rows_in_the_cache_are_refused(saved: Path) -> None:
-    from plait_kernels.kv_cache import PageScales
+    from plait_worker.weights.cache_scales import Fp8Cache
 
     with pytest.raises(ValueError, match="no kernel for FP8 rows"):
-        load_model(saved, "float32", CPU, Parallel(), fp8=PageScales(1.0, 1.0))
+        load_model(saved, "float32", CPU, Parallel(), fp8=Fp8Cache(1.0, 1.0))
 
 
 E8M0 = torch.float8_e8m0fnu

@@ -48,8 +48,11 @@ def requirements_for(
 class StepAttention(Protocol):
     """The attention of one step: made once by ``prepare``, called once a layer."""
 
-    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
-        """Write the step's keys and values into the layer's pages, then attend: ``out_THD``."""
+    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, scales: PageScales) -> Tensor:
+        """Write the step's keys and values into the layer's pages, then attend: ``out_THD``.
+
+        ``scales`` are the layer's. A captured step holds them as constants.
+        """
         ...
 
 
@@ -62,12 +65,7 @@ class SlotMappedStep(StepAttention, Protocol):
         """int64: page * page_size + offset of each token."""
         ...
 
-    @property
-    def scales(self) -> PageScales:
-        """Of the written keys and values."""
-        ...
-
-    def attend(self, q_THD: Tensor, pages: Tensor) -> Tensor:
+    def attend(self, q_THD: Tensor, pages: Tensor, scales: PageScales) -> Tensor:
         """Attend over pages that already hold the step's keys and values: ``out_THD``."""
         ...
 

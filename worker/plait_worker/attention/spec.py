@@ -7,7 +7,7 @@ E in its queries and keys, V in its values; P tokens in a page.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import torch
@@ -35,6 +35,11 @@ class AttentionSpec(Protocol):
     @property
     def cached_dtype(self) -> torch.dtype:
         """Of the pages."""
+        ...
+
+    @property
+    def scales(self) -> PageScales:
+        """Of the layer's pages."""
         ...
 
     @property
@@ -68,20 +73,17 @@ class MhaShape:
     """Factor of the scores before the softmax."""
     dtype: torch.dtype
     """Of queries, keys and values."""
-    fp8: PageScales | None = None
-    """Scales of float8_e4m3fn pages; None for pages of ``dtype``."""
+    is_fp8: bool = False
+    """Whether pages are float8_e4m3fn, not of ``dtype``."""
     window: int | None = None
     """Sliding window: how many positions a token sees, itself included; None for all."""
+    scales: PageScales = field(default=UNSCALED, compare=False)
+    """Of this layer's float8 pages. Not compared: calls get their layer's, and all layers share a backend."""
 
     @property
     def cached_dtype(self) -> torch.dtype:
         """Of the pages."""
-        return self.dtype if self.fp8 is None else FP8
-
-    @property
-    def scales(self) -> PageScales:
-        """Value = stored * scale."""
-        return self.fp8 or UNSCALED
+        return FP8 if self.is_fp8 else self.dtype
 
     def page_shape(self, page_size: int) -> tuple[int, ...]:
         """``[2, G, P, D]``."""
@@ -116,6 +118,11 @@ class MlaShape:
     cached_scale: float = 1.0
     """Value = stored * scale; other than 1 only in float8."""
 
+    @property
+    def scales(self) -> PageScales:
+        """A latent is key and value at once."""
+        return PageScales(self.cached_scale, self.cached_scale)
+
     def page_shape(self, page_size: int) -> tuple[int, ...]:
         """``[P, C]``."""
         return page_size, self.cached_dim
@@ -148,6 +155,11 @@ class CompressedShape:
     def cached_dtype(self) -> torch.dtype:
         """Of the pages and of the raw keys."""
         return self.dtype
+
+    @property
+    def scales(self) -> PageScales:
+        """It has no float8 pages."""
+        return UNSCALED
 
     @property
     def overlaps(self) -> bool:

@@ -1,4 +1,4 @@
-"""A decoder layer, which our code calls a block, and what every layer of a step shares.
+"""A decoder layer, which our code calls a block, and what layers of a step share.
 
 Shapes: T tokens of the step, D the hidden size; cosine and sine tables are ``[T, 1, head_dim]``.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from plait_kernels.kv_cache import UNSCALED, PageScales
 from torch import Tensor
 
 from plait_worker.attention.backend import StepAttention
@@ -23,11 +24,13 @@ PreparedT = TypeVar("PreparedT")
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[PreparedT]):
-    """What every layer of one step shares."""
+    """What layers of one step share: all those with the same attention and scales."""
 
     cos_T1D: Tensor
     sin_T1D: Tensor
     attention: PreparedT
+    scales: PageScales = UNSCALED
+    """Of the layers' pages."""
 
 
 MhaStep = Step[StepAttention]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from plait_worker.rank_sums import Summand
 from plait_worker.rows import Rows
 from plait_worker.weights.reader import Weights
 
+StepT = TypeVar("StepT")
+"""What a backend prepares."""
+
 
 class Decoder(WithVocabHead, Generic[PreparedT]):
     """``plait_worker.models.model.Model`` of any decoder-only family."""
@@ -47,7 +50,9 @@ class Decoder(WithVocabHead, Generic[PreparedT]):
         kinds = zip(config.layer_kinds, attention_specs, strict=True)
         self.cache_specs = [CacheSpec(kind.cache, spec) for kind, spec in kinds]
         known = distinct(attention_specs)
-        self._spec_index = [known.index(spec) for spec in attention_specs]
+        shared = [(known.index(spec), spec.scales) for spec in attention_specs]
+        self._step_kinds = list(dict.fromkeys(shared))
+        self._step_index = [self._step_kinds.index(kind) for kind in shared]
         self.dtype = weights.dtype
         self.parallel = parallel
         below = weights.with_prefix("model")
@@ -70,15 +75,19 @@ class Decoder(WithVocabHead, Generic[PreparedT]):
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, attention: Sequence[PreparedT]) -> Tensor:
         """Hidden states after the final norm, ``[T, D]``."""
-        tables = self.rope.tables(rows.positions_T)
-        of_spec = [Step(*tables, prepared) for prepared in attention]
+        steps = self.steps(rows, attention)
         embedded_TD = self.embedding(rows.token_ids_T)
         residual_TD = torch.zeros_like(embedded_TD)
         x_TD: Summand = embedded_TD
-        steps = map(of_spec.__getitem__, self._spec_index)
         for block, pages, step in zip(self.blocks, cache.layers, steps, strict=True):
             x_TD, residual_TD = block(x_TD, residual_TD, step, pages)
         return self.norm.add(x_TD, residual_TD)[0]
+
+    def steps(self, rows: Rows, attention: Sequence[StepT]) -> list[Step[StepT]]:
+        """For each layer; layers with one attention spec and the same scales share theirs."""
+        tables = self.rope.tables(rows.positions_T)
+        of_kind = [Step(*tables, attention[spec], scales) for spec, scales in self._step_kinds]
+        return [of_kind[kind] for kind in self._step_index]
 
 
 class MhaDecoder(Decoder[StepAttention]):
@@ -108,8 +117,8 @@ class MhaDecoder(Decoder[StepAttention]):
             tables = self.rope.tables(rows.positions_T)
             return self.stack.forward(self.embedding(rows.token_ids_T), *tables, step, cache)
         if self.fused is not None and isinstance(step, SlotMappedStep):
-            tables = self.rope.tables(rows.positions_T)
-            return self.fused.forward(self.embedding(rows.token_ids_T), Step(*tables, step), cache)
+            steps = self.steps(rows, [step])
+            return self.fused.forward(self.embedding(rows.token_ids_T), steps, cache)
         return super().forward(rows, cache, attention)
 
 

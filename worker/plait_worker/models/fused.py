@@ -80,9 +80,9 @@ class FusedBlock:
         qkv_THE, attention = qkv_TO.view(qkv_TO.shape[0], -1, self.head_dim), step.attention
         tables = step.cos_T1D, step.sin_T1D
         q_THE = rotate_and_store(
-            qkv_THE, self.num_heads, *tables, self.head_norm, pages, attention.slot_mapping_T, attention.scales
+            qkv_THE, self.num_heads, *tables, self.head_norm, pages, attention.slot_mapping_T, step.scales
         )
-        return attention.attend(q_THE, pages).flatten(1)
+        return attention.attend(q_THE, pages, step.scales).flatten(1)
 
 
 class FusedStack:
@@ -94,12 +94,12 @@ class FusedStack:
         self._norm = norm
         self._hidden_sums = HiddenSums(blocks, norm)
 
-    def forward(self, x_TD: Tensor, step: Step[SlotMappedStep], cache: KVCache) -> Tensor:
-        """Hidden states after the final norm, ``[T, D]``."""
+    def forward(self, x_TD: Tensor, steps: Sequence[Step[SlotMappedStep]], cache: KVCache) -> Tensor:
+        """Hidden states after the final norm, ``[T, D]``; one of ``steps`` for each layer."""
         if self._hidden_sums.takes(x_TD):
-            return self._hidden_sums.forward(x_TD, [step] * len(self._blocks), cache)
+            return self._hidden_sums.forward(x_TD, steps, cache)
         residual_TD = torch.zeros_like(x_TD)
-        for block, pages in zip(self._blocks, cache.layers, strict=True):
+        for block, step, pages in zip(self._blocks, steps, cache.layers, strict=True):
             x_TD, residual_TD = block.forward(x_TD, residual_TD, step, pages)
         return self._norm.add(x_TD, residual_TD)[0]
 

@@ -24,6 +24,7 @@ from plait_worker.model_config import ModelConfig
 from plait_worker.models.model import Model
 from plait_worker.models.registry import read_config, read_gguf_config, spec_of
 from plait_worker.parallel import Parallel
+from plait_worker.weights.cache_scales import Fp8Cache, StoredScales, page_scales, say_what_is_unused
 from plait_worker.weights.cut_blocks import dense_names
 from plait_worker.weights.dummy import DummyWeights
 from plait_worker.weights.formats.blocks import BLOCKS
@@ -68,6 +69,8 @@ class Checkpoint:
     source: TensorSource
     formats: Sequence[WeightFormat[Any]]
     """Of its matrices, besides dense."""
+    cache_scales: StoredScales | None = None
+    """Those of a folder."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -89,14 +92,14 @@ def _open_folder(config: ModelConfig, folder: TensorSource) -> Checkpoint:
     if not isinstance(folder, SafetensorsFolder):
         return Checkpoint(config, folder, [])
     if folder.packed is not None:
-        return Checkpoint(config, PackedFolder(folder, folder.packed), [BLOCKS])
+        return Checkpoint(config, PackedFolder(folder, folder.packed), [BLOCKS], folder.cache_scales)
     packed = sorted(name for name in folder.names if name.endswith(_PACKED))
     if packed:
         raise ModelFilesError(
             f"tensor {packed[0]} holds packed integers, but config.json has no quantization_config that says which: "
             "download config.json again"
         )
-    return Checkpoint(config, folder, [] if folder.fp8 is None else [FP8_STORED])
+    return Checkpoint(config, folder, [] if folder.fp8 is None else [FP8_STORED], folder.cache_scales)
 
 
 def open_config(path: Path) -> ModelConfig:
@@ -110,7 +113,7 @@ def load_model(
     device: torch.device,
     parallel: Parallel,
     free_bytes: int | None = None,
-    fp8: PageScales | None = None,
+    fp8: Fp8Cache | None = None,
     max_model_len: int | None = None,
     *,
     quantises: bool = False,
@@ -120,8 +123,7 @@ def load_model(
     With auto, a GGUF's matrices stay quantised on a CPU with bfloat16 GEMMs, if the kernels take their block types.
     FP8 matrices stay so on a GPU with FP8 GEMMs, and ``quantises`` makes others FP8 while they are read. Any other
     ``dtype`` rounds all weights in the files to it. ``free_bytes`` is the rank's GPU's, or for all ranks on a CPU; None
-    is no limit. ``fp8`` are the scales of a float8_e4m3fn cache. A sliding window of ``max_model_len`` tokens or more
-    is none.
+    is no limit. ``fp8`` asks for a float8_e4m3fn cache. A sliding window of ``max_model_len`` tokens or more is none.
 
     Raises ``ModelFilesError`` if the files are missing, broken or not supported, ``ValueError`` if the ranks cannot
     divide the model, and ``WorkerError`` of code HARDWARE if memory is too small.
@@ -137,11 +139,21 @@ def load_model(
     elsewhere = other_ranks_experts(files.names, config, parallel)
     least_bytes = weights.least_bytes(unused | elsewhere, _dense_names(files, formats, parallel))
     weights.held.expect(least_bytes, _transient_bytes(least_bytes, device))
+    scales = _page_scales(fp8, checkpoint)
     with torch.inference_mode(), _prefetch(files, frozenset(files.names) - unused - elsewhere, device, parallel):
-        model = read_model(config, weights, parallel, fp8)
+        model = read_model(config, weights, parallel, scales)
     weights.check_leftovers(unused | elsewhere | _empty_biases(files))
     _say_what_is_left_out(unused, config, len(files.names))
     return model
+
+
+def _page_scales(fp8: Fp8Cache | None, checkpoint: Checkpoint) -> list[PageScales] | None:
+    """Of each layer; None for a cache in the model's own type."""
+    if fp8 is not None:
+        return page_scales(fp8, checkpoint.cache_scales, checkpoint.config)
+    if checkpoint.cache_scales is not None:
+        say_what_is_unused(checkpoint.cache_scales, checkpoint.config)
+    return None
 
 
 def _dense_names(files: TensorSource, formats: Sequence[WeightFormat[Any]], parallel: Parallel) -> frozenset[str]:
@@ -180,7 +192,7 @@ def dummy_model(
     device: torch.device,
     parallel: Parallel,
     free_bytes: int | None = None,
-    fp8: PageScales | None = None,
+    fp8: Fp8Cache | None = None,
     max_model_len: int | None = None,
     *,
     quantises: bool = False,
@@ -209,7 +221,8 @@ def dummy_model(
             check_fits(
                 sum(least_bytes.values()) * sharing + _transient_bytes(least_bytes, device) * sharing, free_bytes
             )
-        return read_model(config, weights, parallel, fp8)
+        scales = None if fp8 is None else page_scales(fp8, None, config)
+        return read_model(config, weights, parallel, scales)
 
 
 def _formats(
@@ -333,8 +346,10 @@ def _make_weight_memory(parallel: Parallel, device: torch.device, free_bytes: in
     return WeightMemory(check, progress)
 
 
-def read_model(config: ModelConfig, weights: Weights, parallel: Parallel, fp8: PageScales | None) -> Model[Any]:
-    """The model over these weights; propagates errors from the weight source."""
+def read_model(
+    config: ModelConfig, weights: Weights, parallel: Parallel, fp8: Sequence[PageScales] | None
+) -> Model[Any]:
+    """The model over these weights, with scales for each layer; propagates errors from the weight source."""
     specs = attention_specs(config, parallel.rank, parallel.world, weights.dtype, fp8)
     return spec_of(config).read_model(config, weights, parallel, specs)
 

@@ -47,7 +47,7 @@ class MiniMaxAttention:
         qk, v = torch.split(self.qkv(x_TD), [num_qk * self.head_dim, self.num_kv_heads * self.head_dim], dim=1)
         qk_THE, v_TGE = self.norm(qk).unflatten(1, (-1, self.head_dim)), v.unflatten(1, (-1, self.head_dim))
         q_THE, k_TGE = rotate_heads(qk_THE, self.num_heads, step.cos_T1D, step.sin_T1D)
-        out_THE = step.attention.forward(q_THE, k_TGE, v_TGE, pages)
+        out_THE = step.attention.forward(q_THE, k_TGE, v_TGE, pages, step.scales)
         return self.output(out_THE.flatten(1))
 
 

@@ -50,7 +50,7 @@ class Qwen3Attention(GqaAttention):
         qkv_THE = self.qkv(x_TD).view(x_TD.shape[0], -1, self.head_dim)
         qk_THE, v_TGE = torch.split(qkv_THE, [self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
         q_THE, k_TGE = rotate_heads(qk_THE, self.num_heads, step.cos_T1D, step.sin_T1D, self.norm)
-        out_THE = step.attention.forward(q_THE, k_TGE, v_TGE, pages)
+        out_THE = step.attention.forward(q_THE, k_TGE, v_TGE, pages, step.scales)
         return self.output(out_THE.flatten(1))
 
 

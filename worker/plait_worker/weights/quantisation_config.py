@@ -9,8 +9,10 @@ from plait_proto.quantisation import (
     Mxfp4Config,
     Nvfp4Config,
     PackedConfig,
+    StatedCache,
     ignored_modules,
     read_quantisation_config,
+    read_stated_cache,
 )
 
 from plait_worker.weights.fields import Fields
@@ -32,9 +34,16 @@ def read_quantisation(fields: Fields) -> Fp8Scheme | PackedLayout | None:
         return None
     stated = fields.nested("quantization_config")
     config = read_quantisation_config(stated)
+    if config is None:
+        return None
     if isinstance(config, Fp8Config):
         return fp8_scheme(config)
     return _packed_layout(config, ignored_modules(stated))
+
+
+def stated_cache(fields: Fields) -> StatedCache | None:
+    """What the file says of the KV cache."""
+    return read_stated_cache(fields.nested("quantization_config"))
 
 
 def _packed_layout(

@@ -15,18 +15,19 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
+from plait_worker.weights.cache_scales import StoredScales, is_cache_scale
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.formats.fp8_blocks import Fp8Blocks, scale_of_outputs
 from plait_worker.weights.fp8_config import Fp8Scheme
 from plait_worker.weights.packed.layout import PackedLayout
-from plait_worker.weights.quantisation_config import read_quantisation
+from plait_worker.weights.quantisation_config import read_quantisation, stated_cache
 
 FP8 = "F8_E4M3"
 """What safetensors calls the type of FP8 weights."""
 SCALE_TYPES = ("F32", "BF16", "F16", "F8_E8M0")
 """What it calls the types that scales come in."""
-_OTHER_SCALES = ("input_scale", "k_scale", "v_scale")
-"""Of activations and the cache; nothing reads them: rows get their own scales as they are computed."""
+_OF_ACTIVATIONS = "input_scale"
+"""Nothing reads these scales: rows get their own as they are computed."""
 _KERNEL_BLOCKS = Fp8Blocks(GROUP, GROUP)
 MAX_JSON_BYTES = 64 << 20
 MAX_SHARDS = 4096
@@ -54,7 +55,8 @@ class SafetensorsFolder:
 
     def __init__(self, path: Path) -> None:
         """Read the quantisation and the headers; raises ``ModelFilesError``."""
-        scheme = read_quantisation(read_json(path / "config.json"))
+        stated = read_json(path / "config.json")
+        scheme = read_quantisation(stated)
         self.fp8: Fp8Scheme | None = scheme if isinstance(scheme, Fp8Scheme) else None
         self.packed: PackedLayout | None = None if isinstance(scheme, Fp8Scheme) else scheme
         self._paths = _shards(path)
@@ -63,12 +65,19 @@ class SafetensorsFolder:
         self._by_name = dict(named)
         if len(self._by_name) < len(named):
             raise ModelFilesError(f"{path} holds some tensors in more than one shard: download it again")
-        self._names = self._by_name.keys() - self._scale_names()
+        self._stated_cache = stated_cache(stated)
+        self._cache_scales = frozenset(filter(is_cache_scale, self._by_name))
+        self._names = self._by_name.keys() - self._scale_names() - self._cache_scales
 
     @property
     def names(self) -> Set[str]:
-        """Every tensor of every shard, but for the scales of quantised ones."""
+        """Every tensor of every shard, but for the scales of quantised ones and of the cache."""
         return self._names
+
+    @property
+    def cache_scales(self) -> StoredScales:
+        """What it has of the cache's scales."""
+        return StoredScales(self, sorted(self._cache_scales), self._stated_cache)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """From the header."""
@@ -149,7 +158,7 @@ class SafetensorsFolder:
         """Tensors that are read with the weights they belong to."""
         if self.fp8 is None and self.packed is None:
             return set()
-        return self._fp8_scale_names() | {name for name in self._by_name if name.rpartition(".")[2] in _OTHER_SCALES}
+        return self._fp8_scale_names() | {name for name in self._by_name if name.endswith(f".{_OF_ACTIVATIONS}")}
 
     def _fp8_scale_names(self) -> set[str]:
         if self.fp8 is None:

@@ -103,6 +103,8 @@ def read_storage(config: dict[str, Any], where: str) -> Storage:
         return Storage()
     stated = fields.nested("quantization_config")
     found = read_quantisation_config(stated)
+    if found is None:
+        return Storage()
     storage = _storage(found)
     if storage.form is None:
         return storage

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from plait_kernels.attention.paged_cpu import PagedHeads, PagedRows, can_attend
+from plait_kernels.kv_cache import PageScales
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
@@ -22,8 +23,8 @@ class CpuMhaStep:
 
     rows: PagedRows
 
-    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
-        """See ``StepAttention``."""
+    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, _scales: PageScales) -> Tensor:
+        """See ``StepAttention``; its pages are not scaled."""
         self.rows.store(k_TGD, v_TGD, pages)
         return self.rows.attend(q_THD, pages)
 

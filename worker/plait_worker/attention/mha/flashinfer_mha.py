@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
 from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
-from plait_kernels.kv_cache import UNSCALED, PageScales, store
+from plait_kernels.kv_cache import PageScales, store
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
@@ -51,17 +51,12 @@ class FlashinferMhaStep:
     prefill: BatchPrefillWithPagedKVCacheWrapper | None
     decode: BatchDecodeWithPagedKVCacheWrapper | None
 
-    def forward(self, q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, pages: Tensor) -> Tensor:
-        """See ``StepAttention``."""
+    def forward(self, q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, pages: Tensor, scales: PageScales) -> Tensor:
+        """See ``StepAttention``; its pages are not scaled."""
         store(k_TGE, v_TGE, pages, self.slot_mapping_T)
-        return self.attend(q_THE, pages)
+        return self.attend(q_THE, pages, scales)
 
-    @property
-    def scales(self) -> PageScales:
-        """See ``SlotMappedStep``."""
-        return UNSCALED
-
-    def attend(self, q_THE: Tensor, pages: Tensor) -> Tensor:
+    def attend(self, q_THE: Tensor, pages: Tensor, _scales: PageScales) -> Tensor:
         """See ``SlotMappedStep``."""
         out_THE = torch.empty_like(q_THE)
         num = self.num_prefill_tokens
@@ -96,7 +91,7 @@ class FlashinferMha:
     def validate(requirements: BackendRequirements[MhaShape]) -> None:
         """Raises ``ValueError`` with the rule that is broken."""
         check_no_window(requirements.spec)
-        if requirements.spec.fp8 is not None:
+        if requirements.spec.is_fp8:
             raise ValueError(
                 "its kernels for float8 pages are not built; use triton or trtllm_mha for --kv-cache-dtype fp8"
             )

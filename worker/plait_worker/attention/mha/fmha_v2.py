@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from flashinfer.prefill import trtllm_fmha_v2_prefill
+from plait_kernels.kv_cache import PageScales
 from torch import Tensor
 
 from plait_worker.attention.mha.separate_kernels import PrefillRows
@@ -28,9 +29,9 @@ class FmhaV2:
 
     def supports(self, rows: PrefillRows) -> bool:
         """Whether it can read these rows' pages, or a copy of them."""
-        return self._shape.fp8 is None or rows.upcast is not None
+        return not self._shape.is_fp8 or rows.upcast is not None
 
-    def attend(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
+    def attend(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor, scales: PageScales) -> None:
         """See ``SeparateKernels.prefill``; for rows that it takes."""
         shape, lengths, table_PW = self._shape, rows.lengths, rows.table_PW
         if rows.upcast is not None:
@@ -42,7 +43,7 @@ class FmhaV2:
             lengths.kv_P,
             lengths.max_q,
             lengths.max_kv,
-            shape.scale * shape.scales.k,
+            shape.scale * scales.k,
             1.0,
             table_PW.shape[0],
             lengths.ends_q,
@@ -50,5 +51,5 @@ class FmhaV2:
             block_tables=table_PW,
             out=out_THE,
         )
-        if shape.scales.v != 1:  # the kernel ignores its scale of the values (seen on an H200)
-            out_THE *= shape.scales.v
+        if scales.v != 1:  # the kernel ignores its scale of the values (seen on an H200)
+            out_THE *= scales.v

@@ -32,4 +32,4 @@ class MhaSelfCheck(SelfCheck):
             for num_heads in (self.shape.num_heads, self.shape.num_kv_heads, self.shape.num_kv_heads)
         )
         step = backend.prepare(rows)
-        return lambda: step.forward(q_THD, k_TGD, v_TGD, self.pages)
+        return lambda: step.forward(q_THD, k_TGD, v_TGD, self.pages, self.shape.scales)

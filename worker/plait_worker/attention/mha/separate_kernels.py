@@ -59,26 +59,21 @@ class SeparateKernelsStep:
     prefill: PrefillRows | None
     decode: DecodeRows
 
-    def forward(self, q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, pages: Tensor) -> Tensor:
+    def forward(self, q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, pages: Tensor, scales: PageScales) -> Tensor:
         """See ``StepAttention``."""
-        store(k_TGE, v_TGE, pages, self.slot_mapping_T, self.scales)
-        return self.attend(q_THE, pages)
+        store(k_TGE, v_TGE, pages, self.slot_mapping_T, scales)
+        return self.attend(q_THE, pages, scales)
 
-    @property
-    def scales(self) -> PageScales:
-        """See ``SlotMappedStep``."""
-        return self.backend.shape.scales
-
-    def attend(self, q_THE: Tensor, pages: Tensor) -> Tensor:
+    def attend(self, q_THE: Tensor, pages: Tensor, scales: PageScales) -> Tensor:
         """See ``SlotMappedStep``."""
         out_THE = self.backend.output_THE[: q_THE.shape[0]]
         num = self.num_prefill_tokens
         if self.prefill is not None:
             with nvtx_range("attention: prefill"):
-                self.backend.prefill(q_THE[:num], pages, self.prefill, out_THE[:num])
+                self.backend.prefill(q_THE[:num], pages, self.prefill, out_THE[:num], scales)
         if num < q_THE.shape[0]:
             with nvtx_range("attention: decode"):
-                self.backend.decode(q_THE[num:], pages, self.decode, out_THE[num:])
+                self.backend.decode(q_THE[num:], pages, self.decode, out_THE[num:], scales)
         return out_THE
 
 
@@ -110,17 +105,19 @@ class SeparateKernels(ABC):
         """Raises ``ValueError`` with the rule that is broken."""
 
     @abstractmethod
-    def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
+    def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor, scales: PageScales) -> None:
         """Attention of the new tokens, written to ``out_THE``."""
 
     @abstractmethod
-    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
+    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor, scales: PageScales) -> None:
         """Attention of one query token a row, written to ``out_DHE``; at least one row."""
 
-    def prefill_by_triton(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
+    def prefill_by_triton(
+        self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor, scales: PageScales
+    ) -> None:
         """``prefill`` by our Triton kernel, over pages of any type."""
         paged = PagedPrefill(rows.lengths.ends_q, rows.lengths.kv_P, rows.table_PW)
-        prefill_paged(q_THE, pages, paged, self.shape.scale, out_THE, self.shape.scales)
+        prefill_paged(q_THE, pages, paged, self.shape.scale, out_THE, scales)
 
     def prepare(self, rows: Rows) -> SeparateKernelsStep:
         """Lengths and tables of prefill and decode rows."""

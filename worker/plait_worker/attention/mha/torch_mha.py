@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from plait_kernels.kv_cache import as_bytes, to_cache_dtype
+from plait_kernels.kv_cache import PageScales, as_bytes, to_cache_dtype
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
@@ -79,10 +79,10 @@ class TorchStep:
     It sees ``m <= longest + j``, and with a window ``m > longest + j - window``.
     """
 
-    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
+    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, scales: PageScales) -> Tensor:
         """See ``StepAttention``."""
         head_dim = self.shape.head_dim
-        flat, scales = as_bytes(pages).view(-1, head_dim), self.shape.scales
+        flat, factor = as_bytes(pages).view(-1, head_dim), self.shape.scale * scales.k
         k, v = to_cache_dtype(k_TGD, pages.dtype, scales.k), to_cache_dtype(v_TGD, pages.dtype, scales.v)
         flat.index_copy_(0, self.key_index_I, as_bytes(k).reshape(-1, head_dim))
         flat.index_copy_(0, self.value_index_I, as_bytes(v).reshape(-1, head_dim))
@@ -90,12 +90,14 @@ class TorchStep:
         out_TGMD = torch.empty_like(q_TGMD, memory_format=torch.contiguous_format)
         with math_sdpa(q_THD.device):
             for row in self.prefill:
-                self._attend_prefill(row, q_TGMD, pages, out_TGMD)
+                self._attend_prefill(row, q_TGMD, pages, factor, out_TGMD)
             for batch in self.decode:
-                self._attend_decode(batch, q_TGMD, pages, out_TGMD)
+                self._attend_decode(batch, q_TGMD, pages, factor, out_TGMD)
         return (out_TGMD if scales.v == 1 else out_TGMD * scales.v).flatten(1, 2)
 
-    def _attend_decode(self, batch: _DecodeBatch, q_TGMD: Tensor, pages: Tensor, out_TGMD: Tensor) -> None:
+    def _attend_decode(
+        self, batch: _DecodeBatch, q_TGMD: Tensor, pages: Tensor, factor: float, out_TGMD: Tensor
+    ) -> None:
         """The M queries of a key-value head see the same keys: they take the sequence dimension."""
         # A weight of zero would not hide a NaN that another request left in a page.
         is_hidden_B1L1 = batch.mask_B11L.transpose(2, 3) < 0
@@ -105,10 +107,10 @@ class TorchStep:
             k_BGLD,
             v_BGLD,
             attn_mask=batch.mask_B11L,
-            scale=self.shape.scale * self.shape.scales.k,
+            scale=factor,
         )
 
-    def _attend_prefill(self, row: _PrefillRow, q_TGMD: Tensor, pages: Tensor, out_TGMD: Tensor) -> None:
+    def _attend_prefill(self, row: _PrefillRow, q_TGMD: Tensor, pages: Tensor, factor: float, out_TGMD: Tensor) -> None:
         k_GLD, v_GLD = batch_of_one(row.pages.gather(pages).to(q_TGMD.dtype))
         q_GMCD = q_TGMD[row.first_token : row.first_token + row.length].permute(1, 2, 0, 3)
         heads = q_GMCD.shape[1]
@@ -119,7 +121,7 @@ class TorchStep:
                 k_GLD[:, None, seen].expand(-1, heads, -1, -1),
                 v_GLD[:, None, seen].expand(-1, heads, -1, -1),
                 attn_mask=self._causal_mask(row.start + begin, end - begin),
-                scale=self.shape.scale * self.shape.scales.k,
+                scale=factor,
             )
             out_TGMD[row.first_token + begin : row.first_token + end] = out_GMCD.permute(2, 0, 1, 3)
 

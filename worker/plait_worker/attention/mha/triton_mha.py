@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from plait_kernels.attention import decode_paged, schedule_split_kv
+from plait_kernels.kv_cache import PageScales
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
@@ -33,7 +34,7 @@ class TritonMha(SeparateKernels):
     def __init__(self, requirements: BackendRequirements[MhaShape]) -> None:
         super().__init__(requirements)
         self._fmha_v2 = _fmha_v2(self.shape, requirements.device)
-        self.upcasts_fp8 = self.shape.fp8 is not None and self._fmha_v2 is not None
+        self.upcasts_fp8 = self.shape.is_fp8 and self._fmha_v2 is not None
 
     @staticmethod
     def validate(requirements: BackendRequirements[MhaShape]) -> None:
@@ -45,17 +46,16 @@ class TritonMha(SeparateKernels):
         if not _is_tile(page_size):
             raise ValueError(f"its page size must be a power of two from 16 on, not {page_size}; set --page-size 64")
 
-    def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
+    def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor, scales: PageScales) -> None:
         """FMHAv2 if it is built and reads such pages."""
         if self._fmha_v2 is not None and self._fmha_v2.supports(rows):
-            self._fmha_v2.attend(q_THE, pages, rows, out_THE)
+            self._fmha_v2.attend(q_THE, pages, rows, out_THE, scales)
         else:
-            self.prefill_by_triton(q_THE, pages, rows, out_THE)
+            self.prefill_by_triton(q_THE, pages, rows, out_THE, scales)
 
-    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
+    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor, scales: PageScales) -> None:
         """Our kernel."""
-        shape = self.shape
-        decode_paged(q_DHE, pages, rows.table_DW, rows.lengths_D, shape.scale, out_DHE, shape.scales, rows.split_kv)
+        decode_paged(q_DHE, pages, rows.table_DW, rows.lengths_D, self.shape.scale, out_DHE, scales, rows.split_kv)
 
     def decode_rows(self, table_DW: Tensor, lengths_D: Tensor) -> DecodeRows:
         """With a split-KV schedule if the batch is large enough."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from flashinfer.decode import trtllm_batch_decode_with_kv_cache
 from flashinfer.prefill import trtllm_batch_context_with_kv_cache
-from plait_kernels.kv_cache import UNSCALED, PageScales, store
+from plait_kernels.kv_cache import PageScales, store
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
@@ -39,17 +39,12 @@ class TrtllmGenMhaStep:
     table_PW: Tensor
     decode: DeviceMetadata | None
 
-    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
-        """See ``StepAttention``."""
+    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, scales: PageScales) -> Tensor:
+        """See ``StepAttention``; its pages are not scaled."""
         store(k_TGD, v_TGD, pages, self.slot_mapping_T)
-        return self.attend(q_THD, pages)
+        return self.attend(q_THD, pages, scales)
 
-    @property
-    def scales(self) -> PageScales:
-        """See ``SlotMappedStep``."""
-        return UNSCALED
-
-    def attend(self, q_THD: Tensor, pages: Tensor) -> Tensor:
+    def attend(self, q_THD: Tensor, pages: Tensor, _scales: PageScales) -> Tensor:
         """See ``SlotMappedStep``."""
         out_THD = torch.empty_like(q_THD)
         num = self.num_prefill_tokens
@@ -130,7 +125,7 @@ class TrtllmGenMha:
         """Raises ``ValueError`` with the rule that is broken."""
         shape, page_size = requirements.spec, requirements.page_size
         check_no_window(shape)
-        if shape.fp8 is not None:
+        if shape.is_fp8:
             raise ValueError("it does not support float8 pages yet; leave out --kv-cache-dtype fp8")
         if page_size not in PAGE_SIZES:
             raise ValueError(f"its kernels take pages of 16, 32 or 64 tokens, not {page_size}; set --page-size 64")

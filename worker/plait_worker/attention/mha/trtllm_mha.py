@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from flashinfer.decode import trtllm_batch_decode_with_kv_cache
+from plait_kernels.kv_cache import PageScales
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
@@ -29,7 +30,7 @@ class TrtllmMha(SeparateKernels):
     def __init__(self, requirements: BackendRequirements[MhaShape]) -> None:
         """See ``SeparateKernels``; allocates the workspaces too."""
         super().__init__(requirements)
-        self.upcasts_fp8 = self.shape.fp8 is not None
+        self.upcasts_fp8 = self.shape.is_fp8
         self._fmha_v2 = FmhaV2(self.shape, requirements.device)
         self.xqa_workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=requirements.device)
 
@@ -43,14 +44,14 @@ class TrtllmMha(SeparateKernels):
         if shape.head_dim % _HEAD_STEP or shape.head_dim > _MOST_HEAD:
             raise ValueError(f"its head_dim must be a multiple of 16 up to 256, not {shape.head_dim}")
 
-    def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
+    def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor, scales: PageScales) -> None:
         """FMHAv2; our kernel if there are too many float8 pages to upcast."""
         if self._fmha_v2.supports(rows):
-            self._fmha_v2.attend(q_THE, pages, rows, out_THE)
+            self._fmha_v2.attend(q_THE, pages, rows, out_THE, scales)
         else:
-            self.prefill_by_triton(q_THE, pages, rows, out_THE)
+            self.prefill_by_triton(q_THE, pages, rows, out_THE, scales)
 
-    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
+    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor, scales: PageScales) -> None:
         """XQA."""
         trtllm_batch_decode_with_kv_cache(
             q_DHE,
@@ -59,8 +60,8 @@ class TrtllmMha(SeparateKernels):
             rows.table_DW,
             rows.lengths_D,
             rows.table_DW.shape[1] * self.page_size,
-            bmm1_scale=self.shape.scale * self.shape.scales.k,
-            bmm2_scale=self.shape.scales.v,
+            bmm1_scale=self.shape.scale * scales.k,
+            bmm2_scale=scales.v,
             out=out_DHE,
             backend="xqa",
         )
