@@ -14,14 +14,17 @@ from plait_proto.quantisation.configs import (
     PackedConfig,
     QuantisationConfig,
 )
+from plait_proto.quantisation.ignored import NOTHING_IGNORED, IgnoredModules
 from plait_proto.quantisation.read import ignored_modules, read_quantisation_config
 
 __all__ = [
     "MXFP4_GROUP",
+    "NOTHING_IGNORED",
     "NVFP4_GROUP",
     "AwqConfig",
     "Fp8Config",
     "GptqConfig",
+    "IgnoredModules",
     "IntegerScheme",
     "Mxfp4Config",
     "Nvfp4Config",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -11,6 +11,7 @@ from plait_proto.quantisation.compressed_tensors import METHOD as COMPRESSED_TEN
 from plait_proto.quantisation.compressed_tensors import read_compressed_tensors
 from plait_proto.quantisation.configs import QuantisationConfig
 from plait_proto.quantisation.fp8 import read_fp8
+from plait_proto.quantisation.ignored import IgnoredModules, read_ignored
 from plait_proto.quantisation.integers import read_awq, read_gptq
 from plait_proto.quantisation.modelopt import METHOD as MODELOPT
 from plait_proto.quantisation.modelopt import read_modelopt
@@ -43,11 +44,12 @@ def read_quantisation_config(stated: Fields) -> QuantisationConfig | None:
     return _method(stated).read(stated)
 
 
-def ignored_modules(stated: Fields) -> tuple[str, ...]:
-    """Modules that are not quantised, as the files write them; GPTQ's ``dynamic`` has rules ``-:`` for them."""
+def ignored_modules(stated: Fields, more: Iterable[str] = ()) -> IgnoredModules:
+    """Modules that are not quantised, and ``more`` patterns; GPTQ's ``dynamic`` has rules ``-:`` for them."""
     method = _method(stated)
     rules = stated.nested("dynamic").values if method.read is read_gptq else ()
-    return (*(module for name in method.ignored for module in stated.texts(name)), *rules)
+    patterns = (*(module for name in method.ignored for module in stated.texts(name)), *rules, *more)
+    return read_ignored(stated, patterns, is_exact=method.read is read_compressed_tensors)
 
 
 def _method(stated: Fields) -> _Method:

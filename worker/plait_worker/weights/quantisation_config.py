@@ -6,6 +6,7 @@ from plait_proto.quantisation import (
     AwqConfig,
     Fp8Config,
     GptqConfig,
+    IgnoredModules,
     Mxfp4Config,
     Nvfp4Config,
     PackedConfig,
@@ -15,6 +16,7 @@ from plait_proto.quantisation import (
     read_stated_cache,
 )
 
+from plait_worker.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.fp8_config import Fp8Scheme, fp8_scheme
 from plait_worker.weights.packed.awq import Awq
@@ -37,8 +39,17 @@ def read_quantisation(fields: Fields) -> Fp8Scheme | PackedLayout | None:
     if config is None:
         return None
     if isinstance(config, Fp8Config):
-        return fp8_scheme(config)
+        return fp8_scheme(config, ignored_modules(stated))
     return _packed_layout(config, ignored_modules(stated))
+
+
+def check_not_ignored(tensor: str, module: str, ignored: IgnoredModules) -> None:
+    """Raise ``ModelFilesError`` for a quantised tensor of a module that the file says is not quantised."""
+    if module in ignored:
+        raise ModelFilesError(
+            f"tensor {tensor} is quantised, but quantization_config says that {module} is not: the files do not belong "
+            "together; download the model again"
+        )
 
 
 def stated_cache(fields: Fields) -> StatedCache | None:
@@ -47,7 +58,7 @@ def stated_cache(fields: Fields) -> StatedCache | None:
 
 
 def _packed_layout(
-    config: AwqConfig | GptqConfig | PackedConfig | Mxfp4Config | Nvfp4Config, ignored: tuple[str, ...]
+    config: AwqConfig | GptqConfig | PackedConfig | Mxfp4Config | Nvfp4Config, ignored: IgnoredModules
 ) -> PackedLayout:
     match config:
         case AwqConfig(scheme):

@@ -20,7 +20,7 @@ from plait_worker.weights.fields import Fields
 from plait_worker.weights.formats.fp8_blocks import Fp8Blocks, scale_of_outputs
 from plait_worker.weights.fp8_config import Fp8Scheme
 from plait_worker.weights.packed.layout import PackedLayout
-from plait_worker.weights.quantisation_config import read_quantisation, stated_cache
+from plait_worker.weights.quantisation_config import check_not_ignored, read_quantisation, stated_cache
 
 FP8 = "F8_E4M3"
 """What safetensors calls the type of FP8 weights."""
@@ -163,7 +163,10 @@ class SafetensorsFolder:
     def _fp8_scale_names(self) -> set[str]:
         if self.fp8 is None:
             return set()
-        return {self.fp8.scale_name(name) for name in self._by_name if self.dtype(name) == FP8}
+        quantised = [name for name in self._by_name if self.dtype(name) == FP8]
+        for name in quantised:
+            check_not_ignored(name, name.removesuffix(".weight"), self.fp8.ignored)
+        return {self.fp8.scale_name(name) for name in quantised}
 
     def holds(self, name: str) -> bool:
         """Whether a tensor is there, scales included."""

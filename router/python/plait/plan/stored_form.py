@@ -6,18 +6,18 @@ plait_worker/weights, since the router needs no torch; the tests compare both.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from plait_proto.fields import Fields
 from plait_proto.quantisation import (
     MXFP4_GROUP,
+    NOTHING_IGNORED,
     AwqConfig,
     Fp8Config,
     GptqConfig,
+    IgnoredModules,
     IntegerScheme,
     Mxfp4Config,
     Nvfp4Config,
@@ -53,8 +53,8 @@ class StoredForm:
     """Outputs that share it."""
     is_mixed: bool = False
     """Whether groups are of inputs from anywhere (act-order): ranks cannot cut them."""
-    ignored: tuple[str, ...] = ()
-    """Modules that the files keep in 16 bits, as they write them."""
+    ignored: IgnoredModules = NOTHING_IGNORED
+    """Modules that the files keep in 16 bits."""
 
     def bytes_per_element(self, num_inputs: int) -> float:
         """Scales included; 4-bit codes fill whole chunks of inputs."""
@@ -77,7 +77,7 @@ class StoredForm:
 
     def keeps(self, module: str) -> bool:
         """Whether the files hold this module quantised."""
-        return not any(_names(pattern, module) for pattern in self.ignored)
+        return module not in self.ignored
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def read_storage(config: dict[str, Any], where: str) -> Storage:
     storage = _storage(found)
     if storage.form is None:
         return storage
-    ignored = (*ignored_modules(stated), *_wide_targets(stated, found))
+    ignored = ignored_modules(stated, _wide_targets(stated, found))
     return replace(storage, form=replace(storage.form, ignored=ignored))
 
 
@@ -181,18 +181,3 @@ def _wide_targets(stated: Fields, found: QuantisationConfig) -> Iterator[str]:
 
 def _is_taken(group: int) -> bool:
     return group in _FEW_GROUP or group % _BLOCK == 0
-
-
-def _names(pattern: str, module: str) -> bool:
-    """`re:` and GPTQ's `-:` begin a regular expression, ModelOpt writes stars, others name a module or one above it."""
-    for prefix in ("re:", "-:"):
-        if pattern.startswith(prefix):
-            return _matches(pattern.removeprefix(prefix), module)
-    return fnmatchcase(module, pattern) if "*" in pattern else f".{pattern}." in f".{module}."
-
-
-def _matches(expression: str, module: str) -> bool:
-    try:
-        return re.match(expression, module) is not None
-    except (re.error, OverflowError, RecursionError):
-        return False

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from plait_proto.quantisation import IntegerScheme
+from plait_proto.quantisation import IgnoredModules, IntegerScheme
 from torch import Tensor
 
 from plait_worker.weights.packed import layout
@@ -27,7 +27,7 @@ class Awq:
     """``PackedLayout`` of AWQ."""
 
     scheme: IntegerScheme
-    ignored: tuple[str, ...]
+    ignored: IgnoredModules
     packed: str = ".qweight"
     others: tuple[str, ...] = (".qzeros", ".scales")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from plait_proto.quantisation import IntegerScheme
+from plait_proto.quantisation import NOTHING_IGNORED, IgnoredModules, IntegerScheme
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
@@ -29,7 +29,7 @@ class PackQuantized:
 
     schemes: tuple[IntegerScheme, ...]
     """Without act-order: the tensors of a matrix tell."""
-    ignored: tuple[str, ...] = ()
+    ignored: IgnoredModules = NOTHING_IGNORED
     packed: str = ".weight_packed"
     others: tuple[str, ...] = (".weight_scale", ".weight_zero_point", ".weight_g_idx", ".weight_shape")
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from plait_worker.errors import ModelFilesError
 from plait_worker.weights.packed.e2m1 import BYTES
 from plait_worker.weights.packed.layout import Int4Form, PackedLayout
+from plait_worker.weights.quantisation_config import check_not_ignored
 from plait_worker.weights.safetensors_folder import SafetensorsFolder
 
 _WEIGHT = ".weight"
@@ -137,11 +138,7 @@ class PackedFolder:
         for name, module in self._modules.items():
             if name in self._folder.names and not self._is_packed(name):
                 raise ModelFilesError(f"the model files hold {name} twice, packed and not: download them again")
-            if any(f".{ignored}." in f".{module}." for ignored in self.layout.ignored):
-                raise ModelFilesError(
-                    f"tensor {module}{self.layout.packed} is quantised, but quantization_config says that {module} is "
-                    "not: the files do not belong together; download the model again"
-                )
+            check_not_ignored(module + self.layout.packed, module, self.layout.ignored)
 
 
 def _dense_name(packed_name: str, layout: PackedLayout) -> str:

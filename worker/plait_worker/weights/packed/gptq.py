@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
-from plait_proto.quantisation import IntegerScheme
+from plait_proto.quantisation import NOTHING_IGNORED, IgnoredModules, IntegerScheme
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
@@ -36,7 +36,7 @@ class Gptq:
 
     scheme: IntegerScheme
     checkpoint_format: str
-    ignored: tuple[str, ...] = ()
+    ignored: IgnoredModules = NOTHING_IGNORED
     packed: str = ".qweight"
     others: tuple[str, ...] = (".qzeros", ".scales", ".g_idx")
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 from plait_kernels.linear.int4 import MULTIPLE, num_bytes, takes_groups
-from plait_proto.quantisation import IntegerScheme
+from plait_proto.quantisation import IgnoredModules, IntegerScheme
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
@@ -72,7 +72,7 @@ class PackedLayout(Protocol):
         ...
 
     @property
-    def ignored(self) -> tuple[str, ...]:
+    def ignored(self) -> IgnoredModules:
         """Modules that the configuration says are not quantised."""
         ...
 

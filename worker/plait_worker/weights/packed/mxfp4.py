@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from plait_proto.quantisation import IgnoredModules
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
@@ -30,7 +31,7 @@ _NO_NUMBER = 255
 class PackedMxfp4:
     """``PackedLayout`` of MXFP4."""
 
-    ignored: tuple[str, ...]
+    ignored: IgnoredModules
     packed: str = ".weight_packed"
     others: tuple[str, ...] = (".weight_scale",)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from plait_proto.quantisation import NVFP4_GROUP
+from plait_proto.quantisation import NVFP4_GROUP, IgnoredModules
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
@@ -29,7 +29,7 @@ class PackedNvfp4:
     """``PackedLayout`` of NVFP4, in one of the two dialects."""
 
     title: str
-    ignored: tuple[str, ...]
+    ignored: IgnoredModules
     packed: str
     whole: str
     """What follows a module's name in that of the matrix's scale."""
@@ -76,7 +76,7 @@ class PackedNvfp4:
         return scale_OG / whole if self.is_divisor else scale_OG * whole
 
 
-def nvfp4_layout(method: str, ignored: tuple[str, ...]) -> PackedNvfp4:
+def nvfp4_layout(method: str, ignored: IgnoredModules) -> PackedNvfp4:
     """Of a ``quant_method``."""
     if method == "modelopt":
         return PackedNvfp4("ModelOpt, NVFP4", ignored, ".weight", ".weight_scale_2", (), is_divisor=False)
