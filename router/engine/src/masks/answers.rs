@@ -183,7 +183,11 @@ impl MaskAnswers {
             Err(reason) => Some(MaskEvent::Failed(request, reason)),
             Ok(Next::End) => Some(MaskEvent::Complete(request)),
             Ok(next) => {
-                answer.next = Some(next);
+                answer.next = Some(match next {
+                    // Compared now, while other threads fill masks, and not when the last one has come.
+                    Next::Masked(mask) => Next::Masked(self.numbers.shared(mask)),
+                    next => next,
+                });
                 std::mem::take(&mut answer.is_late).then_some(MaskEvent::LateMask(request))
             }
         }

@@ -35,6 +35,12 @@ impl MaskNumbers {
         *self = Self::new(self.capacity);
     }
 
+    /// The same mask. One that the ranks have is the one that is kept here, which the next comparison sees at once.
+    pub fn shared(&self, mask: Mask) -> Mask {
+        let known = self.by_mask.get_key_value(&mask);
+        known.map_or(mask, |(known, _)| known.clone())
+    }
+
     /// The mask's number, and whether the ranks do not have it. Nothing that a step's masks were given is lost before
     /// `capacity` others.
     pub fn number_of(&mut self, mask: &Mask) -> (u32, bool) {
@@ -77,6 +83,8 @@ impl MaskNumbers {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn mask(bits: u32) -> Mask {
@@ -89,6 +97,16 @@ mod tests {
         assert_eq!(numbers.number_of(&mask(1)), (0, true));
         assert_eq!(numbers.number_of(&mask(2)), (1, true));
         assert_eq!(numbers.number_of(&mask(1)), (0, false));
+    }
+
+    #[test]
+    fn a_mask_that_the_ranks_have_shares_its_words() {
+        let mut numbers = MaskNumbers::new(4);
+        let kept = mask(1);
+        numbers.number_of(&kept);
+        assert!(Arc::ptr_eq(&numbers.shared(mask(1)).words, &kept.words));
+        let other = mask(2);
+        assert_eq!(numbers.shared(other.clone()), other);
     }
 
     #[test]

@@ -13,6 +13,9 @@ use crate::shared::ReplicaShared;
 const MAX_THREADS: usize = 8;
 /// An answer whose last mask took longer has its next ones filled by a thread that the others do not use.
 const SLOW: Duration = Duration::from_millis(5);
+/// Of that thread, so that a slow grammar takes no core from the others: on a CPU the model computes on all of them. A
+/// busy core leaves such a thread a tenth of its time, and an idle one all.
+const NICENESS: i32 = 10;
 
 /// A mask to fill: what may come behind these tokens.
 pub struct MaskJob {
@@ -61,19 +64,22 @@ impl MaskJobs {
 pub struct MaskThread {
     jobs: Receiver<MaskJob>,
     vocab_size: u32,
+    is_for_slow: bool,
 }
 
-/// The drivers' end and the threads': one for each four cores, and one for slow answers.
+/// The drivers' end and the threads': one for each two cores, and one for slow answers. They work in bursts: all masks
+/// of a step are asked for when the result before it comes.
 pub fn mask_threads(vocab_size: u32) -> (MaskJobs, Vec<MaskThread>) {
     let num_cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let num_fast = (num_cores / 4).clamp(1, MAX_THREADS);
+    let num_fast = (num_cores / 2).clamp(1, MAX_THREADS);
     let ((fast, fast_jobs), (slow, slow_jobs)) = (lane(), lane());
-    let thread = |jobs: &Receiver<MaskJob>| MaskThread {
+    let thread = |jobs: &Receiver<MaskJob>, is_for_slow| MaskThread {
         jobs: jobs.clone(),
         vocab_size,
+        is_for_slow,
     };
-    let mut threads: Vec<_> = (0..num_fast).map(|_| thread(&fast_jobs)).collect();
-    threads.push(thread(&slow_jobs));
+    let mut threads: Vec<_> = (0..num_fast).map(|_| thread(&fast_jobs, false)).collect();
+    threads.push(thread(&slow_jobs, true));
     (MaskJobs { fast, slow }, threads)
 }
 
@@ -88,6 +94,9 @@ pub(super) fn lane<T>() -> (Sender<T>, Receiver<T>) {
 impl MaskThread {
     /// Fills masks until the drivers have ended.
     pub fn run(&self) {
+        if self.is_for_slow {
+            step_back();
+        }
         self.jobs.iter().for_each(|job| self.fill(job));
     }
 
@@ -117,5 +126,12 @@ impl MaskThread {
     #[cfg(test)]
     pub fn run_one(&self) -> bool {
         self.jobs.try_recv().map(|job| self.fill(job)).is_ok()
+    }
+}
+
+/// The calling thread gives way to others from here on.
+fn step_back() {
+    if let Err(error) = rustix::process::nice(NICENESS) {
+        tracing::warn!("slow grammars may take time from the model: no lower priority: {error}");
     }
 }

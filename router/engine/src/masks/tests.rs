@@ -9,7 +9,7 @@ use plait_grammar::Allowed;
 use plait_proto::StepMasks;
 
 use super::answers::{AwaitingRow, MaskAnswers, MaskEvent};
-use super::pool::{FilledMask, MaskThread, mask_threads};
+use super::pool::{FilledMask, MaskJob, MaskThread, lane, mask_threads};
 use super::{ConstrainedAnswer, TokenMatcher};
 use crate::clock::SystemClock;
 use crate::routes::Routes;
@@ -295,4 +295,45 @@ fn slow_answers_have_a_thread_of_their_own() {
     assert!(threads.len() >= 2);
     drop(jobs);
     threads.iter().for_each(MaskThread::run);
+}
+
+/// Tells the niceness of the thread that fills its mask.
+struct Niceness(std::sync::mpsc::Sender<i32>);
+
+impl TokenMatcher for Niceness {
+    fn allowed(&mut self, _mask: &mut [u32]) -> Result<Allowed, String> {
+        let niceness = rustix::process::getpriority_process(None).unwrap();
+        self.0.send(niceness).unwrap();
+        Ok(Allowed::All)
+    }
+
+    fn accept(&mut self, _token: TokenId) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+#[test]
+fn slow_answers_give_way_to_the_model() {
+    let shared = Shared::new(Arc::new(SystemClock::start()), 1, Routes::new(1, 16, None));
+    let replica = shared.unwrap().replica(0).clone();
+    let niceness_of = |is_slow| {
+        let (told, niceness) = std::sync::mpsc::channel();
+        let (jobs, threads) = mask_threads(VOCABULARY);
+        let job = MaskJob {
+            request: RequestId(0),
+            matcher: Box::new(Niceness(told)),
+            tokens: vec![],
+            filled: lane().0,
+            replica: replica.clone(),
+        };
+        jobs.put(job, is_slow);
+        drop(jobs);
+        for thread in threads {
+            std::thread::spawn(move || thread.run()).join().unwrap();
+        }
+        niceness.recv().unwrap()
+    };
+    let own = rustix::process::getpriority_process(None).unwrap();
+    assert_eq!(niceness_of(false), own);
+    assert_eq!(niceness_of(true), (own + 10).min(19));
 }
