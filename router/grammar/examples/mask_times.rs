@@ -157,8 +157,8 @@ impl Batch {
         let mut left = (self.draw >> 32) as u32 % num_allowed;
         for (word, base) in mask.iter().zip((0..).step_by(32)) {
             if left < word.count_ones() {
-                let bits = (0..32).filter(|bit| word >> bit & 1 == 1);
-                let bit = bits.skip(left as usize).next();
+                let mut bits = (0..32).filter(|bit| word >> bit & 1 == 1);
+                let bit = bits.nth(left as usize);
                 return base + bit.unwrap_or_default();
             }
             left -= word.count_ones();
@@ -187,8 +187,8 @@ fn shortest(runs: &[Batch], of: impl Fn(&Batch) -> &[f64]) -> Vec<f64> {
 fn summary(mut of: Vec<f64>) -> Value {
     of.sort_by(f64::total_cmp);
     let mean = of.iter().sum::<f64>() / of.len() as f64;
-    let at = |share: f64| of[((of.len() - 1) as f64 * share) as usize].round();
-    json!({"mean": mean.round(), "p50": at(0.5), "p90": at(0.9), "p99": at(0.99), "max": at(1.0)})
+    let at = |percent: usize| of[(of.len() - 1) * percent / 100].round();
+    json!({"mean": mean.round(), "p50": at(50), "p90": at(90), "p99": at(99), "max": at(100)})
 }
 
 fn told(runs: &[Batch], num_steps: usize) -> Value {

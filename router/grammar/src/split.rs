@@ -82,9 +82,9 @@ impl Split {
         let of_ends = self.ends.iter().map(|end| {
             let suffixes = end.suffixes.iter();
             let of_suffixes = suffixes.map(|it| size_of::<Suffix>() + it.bytes.len());
-            of_suffixes.sum::<usize>() + end.path.len() + end.tokens.len() * size_of::<TokenId>()
+            of_suffixes.sum::<usize>() + end.path.len() + size_of_val(&end.tokens[..])
         });
-        of_ends.sum::<usize>() + self.within.as_slice().len() * size_of::<u32>()
+        of_ends.sum::<usize>() + size_of_val(self.within.as_slice())
     }
 }
 
