@@ -298,7 +298,7 @@ fn slow_answers_have_a_thread_of_their_own() {
 }
 
 /// Tells the niceness of the thread that fills its mask.
-struct Niceness(std::sync::mpsc::Sender<i32>);
+struct Niceness(std::sync::mpsc::SyncSender<i32>);
 
 impl TokenMatcher for Niceness {
     fn allowed(&mut self, _mask: &mut [u32]) -> Result<Allowed, String> {
@@ -317,7 +317,7 @@ fn slow_answers_give_way_to_the_model() {
     let shared = Shared::new(Arc::new(SystemClock::start()), 1, Routes::new(1, 16, None));
     let replica = shared.unwrap().replica(0).clone();
     let niceness_of = |is_slow| {
-        let (told, niceness) = std::sync::mpsc::channel();
+        let (told, niceness) = std::sync::mpsc::sync_channel(1);
         let (jobs, threads) = mask_threads(VOCABULARY);
         let job = MaskJob {
             request: RequestId(0),
