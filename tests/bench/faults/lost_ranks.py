@@ -32,6 +32,7 @@ LAYOUTS: dict[str, tuple[Path | None, tuple[str, ...]]] = {
     "recall-gqa": (RECALL, ()),
     "recall-gqa --tp 2": (RECALL, ("--tp", "2")),
     "recall-gqa --dp 2": (RECALL, ("--dp", "2")),
+    "recall-gqa --dp 2 --tp 2": (RECALL, ("--dp", "2", "--tp", "2")),
 }
 STRIKES = {"kill -9": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
 
