@@ -220,6 +220,14 @@ def slow_streams(url: str, model: str, grammar: Fields, num: int) -> Iterator[No
             thread.join()
 
 
+def use_tokenizer(model: Path, tokenizer: Path) -> None:
+    """Give a model's folder another tokenizer, whose first special token ends an answer: the shape's may be a quote."""
+    (model / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+    end = next(token["id"] for token in json.loads(tokenizer.read_text())["added_tokens"] if token["special"])
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"bos_token_id": end, "eos_token_id": end}))
+
+
 def rows(found: dict[str, list[Figures]]) -> list[dict[str, object]]:
     """Each figure's median, and what has a goal as a ratio of the plain load's."""
     made: list[dict[str, object]] = []
@@ -274,7 +282,7 @@ def main() -> None:
         model = Path(folder) / options.shape
         write_shape(options.shape, model)
         if options.tokenizer:
-            (model / "tokenizer.json").write_bytes(options.tokenizer.read_bytes())
+            use_tokenizer(model, options.tokenizer)
         if options.profile:
             os.environ["PLAIT_TEST_PROFILE"] = str(options.profile)
             os.environ["PYTHONPATH"] = os.pathsep.join([str(PROFILED), os.environ.get("PYTHONPATH", "")])
