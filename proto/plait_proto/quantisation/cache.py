@@ -17,7 +17,7 @@ class StatedCache:
 
     entry: str
     """Its field, with what it says."""
-    lacking: str = ""
+    unsupported: str = ""
     """What of it no kernel has; empty for FP8 with a scale a layer."""
     has_scales: bool = False
     """Whether the files must hold the scales."""

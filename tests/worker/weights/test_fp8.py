@@ -15,7 +15,7 @@ from plait_kernels.linear import Fp8Matrix, Fp8Weight, RowNorm, quantise_rows, r
 from plait_kernels.linear.fp8 import FP8, GROUP, join, quantise_blocks, quantise_outputs
 from plait_kernels.linear.fp8_matrix import fp8_unsupported_reason
 from plait_kernels.moe import stack_fp8
-from plait_worker.errors import ModelFilesError
+from plait_worker.errors import ModelFilesError, WorkerError
 from plait_worker.models import loader
 from plait_worker.parallel import Parallel
 from plait_worker.weights.safetensors_folder import SafetensorsFolder
@@ -321,3 +321,38 @@ def test_a_scheme_that_is_not_known_is_refused_by_name(stated: dict[str, object]
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": stated}))
     with pytest.raises(ModelFilesError, match=re.escape(said)):
         loader.load_model(folder, "auto", CPU, Parallel())
+
+
+@pytest.mark.parametrize("form", ["compressed-tensors, channel"])
+def test_a_gpu_of_another_generation_widens_fp8_and_says_why(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 9))
+    reason = fp8_unsupported_reason(torch.device("cuda"), torch.bfloat16)
+    assert reason == "the GPU has compute capability 8.9, and their kernels are for 9.0"
+    monkeypatch.setattr(loader, "fp8_unsupported_reason", lambda _device, _dtype: reason)
+    monkeypatch.setattr(loader, "choose_dtype", lambda _name, _device: torch.bfloat16)
+    caplog.set_level("INFO")
+    model: Any = loader.load_model(folder, "auto", CPU, Parallel())
+    assert not list(fp8_matrices(model))
+    assert model.quantised_types == frozenset()
+    assert f"FP8 weights are upcast to bfloat16: {reason}" in caplog.text
+
+
+@pytest.mark.parametrize("form", ["compressed-tensors, channel"])
+@pytest.mark.usefixtures("has_fp8")
+def test_memory_must_hold_fp8_as_it_is_held_which_is_told_before_a_matrix_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    with monkeypatch.context() as counting:
+        counting.setattr(loader, "check_fits", lambda taken, _free: counted.append(taken))
+        model: Any = loader.load_model(folder, "auto", CPU, Parallel(), free_bytes=1)
+    needed = max(counted)
+    dense = 2 * sum(stored.numel() for stored in safetensors.torch.load_file(folder / "model.safetensors").values())
+    assert model.weight_bytes <= needed < dense
+    loader.load_model(folder, "auto", CPU, Parallel(), free_bytes=needed)
+    monkeypatch.setattr(SafetensorsFolder, "fp8_weight", lambda _files, name: pytest.fail(f"{name} was read"))
+    monkeypatch.setattr(SafetensorsFolder, "read", lambda _files, name: pytest.fail(f"{name} was read"))
+    with pytest.raises(WorkerError, match="too little"):
+        loader.load_model(folder, "auto", CPU, Parallel(), free_bytes=int(0.9 * needed))

@@ -77,7 +77,7 @@ def page_scales(asked: Fp8Cache, stored: StoredScales | None, config: ModelConfi
 
 def say_what_is_unused(stored: StoredScales, config: ModelConfig) -> None:
     """Log that the files ask for an FP8 cache, where the cache has the model's own type."""
-    stated, is_fp8 = stored.stated, stored.stated is None or not stored.stated.lacking
+    stated, is_fp8 = stored.stated, stored.stated is None or not stored.stated.unsupported
     if not is_fp8 or config.mla or (stated is None and not stored.names):
         return
     what = f"config.json states {stated.entry}" if stated else "the files hold scales of an FP8 one"
@@ -117,9 +117,9 @@ def _check_stated(stored: StoredScales, advice: str) -> None:
     stated = stored.stated
     if stated is None:
         return
-    if stated.lacking:
+    if stated.unsupported:
         raise ModelFilesError(
-            f"config.json states {stated.entry}: {stated.lacking} are not supported; FP8 with a scale of keys and one "
+            f"config.json states {stated.entry}: {stated.unsupported} are not supported; FP8 with a scale of keys and one "
             f"of values for each layer is: {advice}"
         )
     if stated.has_scales and not stored.names:
