@@ -228,19 +228,35 @@ REFUSALS: dict[str, tuple[Callable[[dict[str, Tensor]], object], dict[str, objec
         "0.attention.k_scale is a scale of the cache",
     ),
     "scales that are missing": (drop("_scale"), {}, "but the files hold no k_scale or v_scale"),
-    "int8": (nothing, {"kv_cache_scheme": {"num_bits": 8, "type": "int"}}, "8-bit int: another type than FP8"),
-    "no type": (nothing, {"kv_cache_scheme": {"num_bits": 8}}, "8-bit int: another type than FP8"),
-    "dynamic": (nothing, {"kv_cache_scheme": {"type": "float", "dynamic": True}}, "8-bit float: dynamic scales"),
-    "zero points": (nothing, {"kv_cache_scheme": {"type": "float", "symmetric": False}}, "8-bit float: zero points"),
+    "int8": (
+        nothing,
+        {"kv_cache_scheme": {"num_bits": 8, "type": "int"}},
+        "which is not supported (another type than FP8",
+    ),
+    "no type": (
+        nothing,
+        {"kv_cache_scheme": {"num_bits": 8}},
+        "which is not supported (another type than FP8",
+    ),
+    "dynamic": (
+        nothing,
+        {"kv_cache_scheme": {"type": "float", "dynamic": True}},
+        "not supported (dynamic scales",
+    ),
+    "zero points": (
+        nothing,
+        {"kv_cache_scheme": {"type": "float", "symmetric": False}},
+        "not supported (zero points",
+    ),
     "a scheme of heads": (
         nothing,
         {"kv_cache_scheme": {"type": "float", "strategy": "attn_head"}},
-        "strategy attn_head: more scales than one a layer",
+        "strategy attn_head, which is not supported (more scales than one a layer",
     ),
     "NVFP4": (
         nothing,
         {"quant_method": "modelopt", "kv_cache_scheme": None, "kv_cache_quant_algo": "NVFP4"},
-        "kv_cache_quant_algo NVFP4: another type than FP8",
+        "kv_cache_quant_algo NVFP4, which is not supported (another type than FP8",
     ),
 }
 

@@ -119,8 +119,8 @@ def _check_stated(stored: StoredScales, advice: str) -> None:
         return
     if stated.unsupported:
         raise ModelFilesError(
-            f"config.json states {stated.entry}: {stated.unsupported} are not supported; FP8 with a scale of keys and one "
-            f"of values for each layer is: {advice}"
+            f"config.json states {stated.entry}, which is not supported ({stated.unsupported}); FP8 with a scale of "
+            f"keys and one of values for each layer is: {advice}"
         )
     if stated.has_scales and not stored.names:
         raise ModelFilesError(
