@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_HOPPER = 9, 0
+"""Has instructions of its own, which an architecture's name allows with an "a" (wgmma)."""
+
 
 class CudaError(RuntimeError):
     """An error of the compiler or the driver."""
@@ -31,11 +34,13 @@ class Kernel:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         check(driver.cuFuncSetAttribute(function, attribute, max_shared_bytes))
 
-    def __call__(self, shape: tuple[int, int, int], *arguments: Tensor | int | float, pdl: bool = False) -> None:
+    def __call__(
+        self, shape: tuple[int, int, int], *arguments: Tensor | int | float, pdl: bool = False, cluster: int = 1
+    ) -> None:
         """Launch ``(blocks, threads, bytes of dynamic shared memory)`` on the current stream.
 
         A tensor is passed as its pointer, a number as 64 bits. With ``pdl`` the kernel may start before the one before
-        it has ended, and waits for that by itself.
+        it has ended, and waits for that by itself. So many neighbouring blocks are a ``cluster``.
         """
         from cuda.bindings import driver
 
@@ -43,8 +48,8 @@ class Kernel:
         given = values, tuple(map(_kind, arguments))
         blocks, threads, shared_bytes = shape
         stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
-        if pdl:
-            check(driver.cuLaunchKernelEx(_pdl_config(shape, stream), self._function, given, 0))
+        if pdl or cluster > 1:
+            check(driver.cuLaunchKernelEx(_config(shape, stream, pdl, cluster), self._function, given, 0))
         else:
             check(driver.cuLaunchKernel(self._function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, given, 0))
 
@@ -55,19 +60,34 @@ def _kind(argument: Tensor | int | float) -> type[ctypes._SimpleCData[Any]]:
     return ctypes.c_double if isinstance(argument, float) else ctypes.c_longlong
 
 
-def _pdl_config(shape: tuple[int, int, int], stream: Any) -> Any:
+def _config(shape: tuple[int, int, int], stream: Any, pdl: bool, cluster: int) -> Any:
+    from cuda.bindings import driver
+
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.blockDimX, config.sharedMemBytes = shape
+    config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+    config.hStream = stream
+    config.attrs = [_pdl_attribute()] * pdl + [_cluster_attribute(cluster)] * (cluster > 1)
+    config.numAttrs = len(config.attrs)
+    return config
+
+
+def _pdl_attribute() -> Any:
     from cuda.bindings import driver
 
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.blockDimX, config.sharedMemBytes = shape
-    config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
-    config.hStream = stream
-    config.attrs = [attribute]
-    config.numAttrs = 1
-    return config
+    return attribute
+
+
+def _cluster_attribute(size: int) -> Any:
+    from cuda.bindings import driver
+
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = size, 1, 1
+    return attribute
 
 
 def can_compile() -> bool:
@@ -110,8 +130,9 @@ def compile_source(
 
     texts, names = [header.read_bytes() for header in headers], [header.name.encode() for header in headers]
     (program,) = check(nvrtc.nvrtcCreateProgram(source, name.encode(), len(headers), texts, names))
-    options = [b"--gpu-architecture=sm_%d%d" % capability, b"--std=c++17", *(b"-D" + d.encode() for d in defines)]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    architecture = "sm_{}{}".format(*capability) + ("a" if capability == _HOPPER else "")
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-D{define}" for define in defines)]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = bytearray(check(nvrtc.nvrtcGetProgramLogSize(program))[0])
         nvrtc.nvrtcGetProgramLog(program, log)
