@@ -58,14 +58,14 @@ def test_a_capability_without_a_table_leaves_all_to_cublas(device_name: str, cap
 
 def test_a_gpus_own_table_goes_before_its_capabilitys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_tuning, "__file__", str(tmp_path / "gemm_tuning.py"))
-    gemm_tuning._load_tuning_table.cache_clear()
+    gemm_tuning.tuning_table.cache_clear()
     try:
         (tmp_path / "gemm_tuning_h200.json").write_text('{"64x64": {"16": [64, 64, 1, 4, 4]}}')
         (tmp_path / "gemm_tuning_h100.json").write_text('{"64x64": {"32": [32, 64, 1, 4, 4]}}')
         assert sorted(tiles_for("NVIDIA H100 NVL", HOPPER, 64, 64)) == list(range(17, 33))
         assert sorted(tiles_for("NVIDIA H200", HOPPER, 64, 64)) == list(range(2, 17))
     finally:
-        gemm_tuning._load_tuning_table.cache_clear()
+        gemm_tuning.tuning_table.cache_clear()
 
 
 def test_without_a_table_every_small_number_of_rows_is_multiplied_by_4_bits() -> None:

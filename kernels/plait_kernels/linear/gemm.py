@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from plait_kernels.backends import Backend, Op, on_device
+from plait_kernels.backends import Backend, Call, Op, on_device
 from plait_kernels.linear.fp8 import Fp8Rows, Fp8Weight
 from plait_kernels.linear.gemm_tuning import Tile
 from plait_kernels.linear.int4 import Int4Weight
+from plait_kernels.linear.int4_tiles import Int4Tile
 from plait_kernels.linear.reference import RowNorm
 
 _FAMILY = "plait_kernels.linear"
@@ -26,9 +27,17 @@ _quantise_rows = Op(_FAMILY, "quantise_rows", _FP8, _FP8_REFERENCE)
 _rmsnorm_quantise = Op(_FAMILY, "rmsnorm_quantise", _FP8, _FP8_REFERENCE)
 _silu_mul_quantise = Op(_FAMILY, "silu_mul_quantise", _FP8, _FP8_REFERENCE)
 _fp8_gemm = Op(_FAMILY, "fp8_gemm", Backend("fp8_gemm_triton", (on_device("cuda"),)), _FP8_REFERENCE)
-_INT4 = Backend("int4_gemm_triton", (on_device("cuda"),))
 _INT4_REFERENCE = Backend("int4_reference")
-_int4_gemm = Op(_FAMILY, "int4_gemm", _INT4, _INT4_REFERENCE)
+
+
+def _has_own_tile(call: Call) -> str | None:
+    """``call.size`` is 1 for a tile of Triton's kernel."""
+    return "takes tiles of its own" if call.size else None
+
+
+_INT4 = Backend("int4_gemm_triton", (on_device("cuda"),))
+_INT4_CUDA = Backend("int4_gemm_cuda", (on_device("cuda"), _has_own_tile))
+_int4_gemm = Op(_FAMILY, "int4_gemm", _INT4_CUDA, _INT4, _INT4_REFERENCE)
 _int4_dequantise = Op(_FAMILY, "int4_dequantise", _INT4, _INT4_REFERENCE)
 _skinny_gemm = Op(_FAMILY, "skinny_gemm", Backend("skinny_gemm_triton", (on_device("cuda"),)), _REFERENCE)
 
@@ -102,9 +111,9 @@ def fp8_gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Tile, out_NO: Tensor) -> Te
     return given_NO
 
 
-def int4_gemm(x_NI: Tensor, weight: Int4Weight, tile: Tile, out_NO: Tensor) -> Tensor:
+def int4_gemm(x_NI: Tensor, weight: Int4Weight, tile: Int4Tile, out_NO: Tensor) -> Tensor:
     """``x @ weight^T``, written to ``out_NO``, whose rows may lie apart; ``x`` has the weight's order of inputs."""
-    given_NO: Tensor = _int4_gemm(out_NO)(x_NI, weight, tile, out_NO)
+    given_NO: Tensor = _int4_gemm(out_NO, int(isinstance(tile, Tile)))(x_NI, weight, tile, out_NO)
     return given_NO
 
 

@@ -52,7 +52,7 @@ def tiles_of(weight_OI: Tensor) -> dict[int, Tile]:
 
 def tiles_for(device_name: str, capability: tuple[int, int], num_outputs: int, num_inputs: int) -> dict[int, Tile]:
     """The same for a bfloat16 matrix on a GPU of this name and compute capability."""
-    return _tiles_in(_load_tuning_table(device_name, capability).get(f"{num_outputs}x{num_inputs}", {}))
+    return _tiles_in(tuning_table(device_name, capability).get(f"{num_outputs}x{num_inputs}", {}))
 
 
 def _tiles_in(
@@ -79,7 +79,7 @@ def fp8_tiles_of(weight: Fp8Weight) -> dict[int, Tile]:
     found = dict.fromkeys(range(2, _MAX_ROWS[-1] + 1), _fp8_tile(*weight.shape))
     if device.type == "cuda":
         names = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
-        found |= _tiles_in(_load_tuning_table(*names).get(fp8_key(weight), {}))
+        found |= _tiles_in(tuning_table(*names).get(fp8_key(weight), {}))
     return found
 
 
@@ -109,7 +109,7 @@ def int4_tiles_of(weight: Int4Weight) -> dict[int, Tile]:
     device, table = weight.codes.device, dict[str, list[int]]()
     if device.type == "cuda":
         names = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
-        table = _load_tuning_table(*names).get(int4_key(weight), {})
+        table = tuning_table(*names).get(int4_key(weight), {})
     return _tiles_in(table or _int4_guess(*weight.shape), _INT4_MAX_ROWS, 1)
 
 
@@ -147,7 +147,7 @@ def tuning_file(device_name: str) -> Path:
 
 
 @functools.cache
-def _load_tuning_table(device_name: str, capability: tuple[int, int]) -> dict[str, dict[str, list[int]]]:
+def tuning_table(device_name: str, capability: tuple[int, int]) -> dict[str, dict[str, list[int]]]:
     """By outputs and inputs, then by the most rows; empty without a table for the name or the capability."""
     own = tuning_file(device_name)
     for path in (own, own.with_name(f"gemm_tuning_{_MEASURED.get(capability)}.json")):

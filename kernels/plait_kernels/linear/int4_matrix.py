@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from plait_kernels.linear.gemm import int4_dequantise, int4_gemm
-from plait_kernels.linear.gemm_tuning import int4_tiles_of
 from plait_kernels.linear.int4 import Int4Weight
+from plait_kernels.linear.int4_gemm_cuda import compile_for
+from plait_kernels.linear.int4_tiles import tiles_of
 
 CAPABILITY = 9
 """Of Hopper GPUs, for which the kernels were tried."""
@@ -38,8 +39,11 @@ class Int4Matrix:
         """``parts`` lie one below the other, on the GPU; rows are bfloat16."""
         self.parts, self.bias_O = tuple(parts), bias_O
         self.num_outputs = sum(part.shape[0] for part in parts)
-        self._tiles = [int4_tiles_of(part) for part in parts]
-        for part in (part for part in parts if part.codes.is_cuda):
+        self._tiles = [tiles_of(part) for part in parts]
+        for part, tiles in zip(parts, self._tiles, strict=True):
+            if not part.codes.is_cuda:
+                continue
+            compile_for(part, tiles.values())
             _reserve(part.codes.device, panel_outputs(part) * part.num_inputs)
 
     def __call__(self, x_NI: Tensor) -> Tensor:

@@ -1,0 +1,145 @@
+// The instructions of a GPU that the 4-bit GEMMs need and C++ has no name for.
+//
+// Source: PTX ISA; for wgmma "Asynchronous warpgroup level matrix instructions" (fragments, descriptors, swizzle).
+#pragma once
+
+__device__ unsigned fma2(unsigned a, unsigned b, unsigned c) {
+    unsigned sum;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+    return sum;
+}
+
+__device__ unsigned bfloat16_pair(float low, float high) {
+    unsigned pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+__device__ float widened_half(unsigned short bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+// `words` & 0x000F000F | 0x43004300.
+__device__ unsigned codes_over_128(unsigned words) {
+    unsigned codes;
+    asm("lop3.b32 %0, %1, 0x000F000F, 0x43004300, 0xEA;" : "=r"(codes) : "r"(words));
+    return codes;
+}
+
+__device__ unsigned char* shared_memory() {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    return memory;
+}
+
+__device__ unsigned shared_address(const void* at) { return (unsigned)__cvta_generic_to_shared(at); }
+
+// 16 bytes, or zeros.
+__device__ void copy_later(unsigned to, const void* from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0)
+                 : "memory");
+}
+
+__device__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int LATER> __device__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
+}
+
+// Weights may be read before: no kernel writes them.
+__device__ void wait_for_the_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+__device__ void let_the_next_kernel_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
+
+__device__ uint4 read_once(const uint4* at) {
+    uint4 words;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(at));
+    return words;
+}
+
+__device__ void read_rows(unsigned (&rows)[4], unsigned at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(rows[0]), "=r"(rows[1]), "=r"(rows[2]), "=r"(rows[3])
+                 : "r"(at));
+}
+
+__device__ void multiply_add(float (&sums)[4], const unsigned (&values)[4], unsigned low, unsigned high) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                 : "r"(values[0]), "r"(values[1]), "r"(values[2]), "r"(values[3]), "r"(low), "r"(high));
+}
+
+__device__ int cluster_size() {
+    int size;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return size;
+}
+
+// What a block of the cluster keeps at an address of its shared memory.
+__device__ float4 sums_of(unsigned at, int rank) {
+    float4 sums;
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}"
+                 : "=f"(sums.x), "=f"(sums.y), "=f"(sums.z), "=f"(sums.w)
+                 : "r"(at), "r"(rank)
+                 : "memory");
+    return sums;
+}
+
+__device__ void meet_the_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// What other instructions wrote to shared memory is seen by wgmma.
+__device__ void show_copies_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ void close_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int LATER> __device__ void wait_for_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
+}
+
+#ifdef ROWS
+#define D0 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define D1 D0 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define D2 D1 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define D3 D2 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+              ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define D4 D3 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+              ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95" \
+              ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+              ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define F8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+                 "+f"(d[i + 6]), "+f"(d[i + 7])
+#define F16(d, i) F8(d, i), F8(d, i + 8)
+#define F32(d, i) F16(d, i), F16(d, i + 16)
+#define F64(d, i) F32(d, i), F32(d, i + 32)
+#define MULTIPLY_ADD(N, SUMS, OPERANDS, MORE, ...) \
+    asm volatile("{\n.reg .pred more;\nsetp.ne.b32 more, " MORE ", 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" SUMS "}, " OPERANDS ", more, 1, 1, 0;\n}" \
+                 : __VA_ARGS__ \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows), "r"((int)is_more))
+
+// sums += values * rows, or sums = values * rows, later: a thread has 4 sums of each 8 rows.
+__device__ void multiply_add(float (&sums)[ROWS / 2], const unsigned (&a)[4], unsigned long long rows,
+                             bool is_more) {
+#if ROWS == 16
+    MULTIPLY_ADD("16", D0, "{%8, %9, %10, %11}, %12", "%13", F8(sums, 0));
+#elif ROWS == 32
+    MULTIPLY_ADD("32", D1, "{%16, %17, %18, %19}, %20", "%21", F16(sums, 0));
+#elif ROWS == 64
+    MULTIPLY_ADD("64", D2, "{%32, %33, %34, %35}, %36", "%37", F32(sums, 0));
+#elif ROWS == 128
+    MULTIPLY_ADD("128", D3, "{%64, %65, %66, %67}, %68", "%69", F64(sums, 0));
+#else
+    static_assert(ROWS == 256, "rows are 16, 32, 64, 128 or 256");
+    MULTIPLY_ADD("256", D4, "{%128, %129, %130, %131}, %132", "%133", F64(sums, 0), F64(sums, 64));
+#endif
+}
+#endif

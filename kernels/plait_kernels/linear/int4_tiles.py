@@ -1,0 +1,105 @@
+"""Which kernel multiplies so many rows by 4-bit weights, and with what tile.
+
+On Hopper GPUs kernels in CUDA C++ multiply integers where they were measured and faster (``gemm_tuning_DEVICE.json``);
+else it is Triton's kernel. With more rows it is faster to de-quantise the matrix and to multiply in bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+import torch
+
+from plait_kernels.linear.gemm_tuning import Tile, int4_tiles_of, tuning_table
+from plait_kernels.linear.int4 import FLOAT, Int4Weight
+from plait_kernels.nvrtc import can_compile
+
+CUDA_CAPABILITY = 9, 0
+"""Of the GPUs that have wgmma."""
+CUDA_MAX_ROWS = 1, 8, 16, 32, 64, 128, 256
+"""The numbers of rows that are measured; a tile serves up to so many."""
+_FEW_NUMBERS = 4
+"""A tile has in the table, for few rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class FewRows:
+    """A tile of ``int4_few_rows.cu``, for up to 8 rows."""
+
+    tiles: int
+    """Of 16 outputs, that a block has at a time."""
+    warps: int
+    """That share the inputs."""
+    depth: int
+    """Chunks of codes that a warp reads ahead."""
+    blocks: int
+    """That are to fit a multiprocessor."""
+
+    kernel: ClassVar[str] = "int4_few_rows"
+
+    def defines(self) -> dict[str, int]:
+        """What the kernel is compiled for."""
+        return {name.upper(): value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ManyRows:
+    """A tile of ``int4_many_rows.cu``."""
+
+    rows: int
+    """16, 32, 64, 128 or 256."""
+    warpgroups: int
+    """Of 64 outputs each."""
+    stages: int
+    """Of half a chunk's inputs, in shared memory."""
+    blocks: int
+    """That are to fit a multiprocessor."""
+    splits: int
+    """Blocks that share the inputs, up to 8."""
+
+    kernel: ClassVar[str] = "int4_many_rows"
+
+    def defines(self) -> dict[str, int]:
+        """What the kernel is compiled for; how many share the inputs is said at its launch."""
+        return {name.upper(): value for name, value in asdict(self).items() if name != "splits"}
+
+
+Int4Tile = Tile | FewRows | ManyRows
+
+
+def tiles_of(weight: Int4Weight) -> dict[int, Int4Tile]:
+    """For each number of rows that is multiplied by 4 bits, its tile."""
+    device, tiles = weight.codes.device, dict[int, Int4Tile](int4_tiles_of(weight))
+    if cuda_unsupported_reason(weight) is None:
+        names = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+        tiles |= cuda_tiles_in(tuning_table(*names).get(cuda_key(weight), {}))
+    return tiles
+
+
+def cuda_unsupported_reason(weight: Int4Weight) -> str | None:
+    """Why a matrix is not multiplied by the CUDA kernels; None if it is."""
+    device = weight.codes.device
+    if weight.kind == FLOAT:
+        return "its codes are floats"
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != CUDA_CAPABILITY:
+        return "it is not on a Hopper GPU"
+    return None if can_compile() else "the package cuda-bindings is not installed"
+
+
+def cuda_key(weight: Int4Weight) -> str:
+    """Of its tiles in the table."""
+    num_outputs, num_inputs = weight.shape
+    return f"cuda {weight.kind} {num_outputs}x{num_inputs}"
+
+
+def cuda_tiles_in(by_max_rows: Mapping[str, Sequence[int]]) -> dict[int, Int4Tile]:
+    """For each number of rows, from those of the most rows."""
+    found, least = dict[int, Int4Tile](), 1
+    for most in CUDA_MAX_ROWS:
+        if numbers := by_max_rows.get(str(most)):
+            tile = (FewRows if len(numbers) == _FEW_NUMBERS else ManyRows)(*numbers)
+            found |= dict.fromkeys(range(least, most + 1), tile)
+        least = most + 1
+    return found
