@@ -17,8 +17,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,10 +26,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import triton
-from plait_kernels.linear import Tile, gemv, int4_matrix, tuning_file
+from plait_kernels.linear import Tile, gemv, int4_gemm_cuda, int4_matrix, tuning_file
 from plait_kernels.linear.gemm import int4_dequantise, int4_gemm
 from plait_kernels.linear.gemm_tuning import int4_key
 from plait_kernels.linear.int4 import FLOAT, INTEGER, Int4Weight, pack_int4
+from plait_kernels.linear.int4_tiles import FewRows, Int4Tile, ManyRows, cuda_key
 from plait_kernels.moe import Experts, ExpertStack
 from plait_kernels.moe.grouped_gemm_triton import Tile as GroupedTile
 from plait_kernels.moe.int4_experts import Int4Experts, stack_int4
@@ -44,8 +45,29 @@ SHAPES = {
     "down": (4096, 12_288),
 }
 """Outputs and inputs, of Qwen3-8B."""
-ROWS = (1, 8, 16, 64, 256, 2048, 8192)
+SHARDS = {
+    f"{name}, {ranks} ranks": (num_outputs // ranks, num_inputs) if is_column else (num_outputs, num_inputs // ranks)
+    for ranks in (2, 4)
+    for (name, (num_outputs, num_inputs)), is_column in zip(SHAPES.items(), (True, False, True, False), strict=True)
+}
+"""What each of several ranks has."""
+ROWS = (1, 8, 16, 32, 64, 128, 256, 2048, 8192)
+TRITON_ROWS = (1, 8, 16, 64, 256)
+"""Of which the tuning table may have Triton's tiles."""
 GROUP = 128
+FEW_ROWS = (
+    *(FewRows(1, 8, 4, 3), FewRows(1, 8, 4, 2), FewRows(1, 8, 2, 4), FewRows(1, 16, 4, 1), FewRows(1, 16, 2, 2)),
+    *(FewRows(2, 8, 4, 2), FewRows(2, 8, 2, 2), FewRows(2, 16, 2, 1), FewRows(1, 4, 4, 6)),
+)
+MANY_ROWS = {
+    16: ((16, 2, 8, 2), (16, 4, 8, 1), (16, 1, 8, 3)),
+    32: ((32, 2, 6, 2), (32, 3, 6, 1), (32, 4, 6, 1)),
+    64: ((64, 1, 6, 3), (64, 2, 6, 1), (64, 2, 6, 2), (64, 3, 6, 1), (64, 4, 6, 1)),
+    128: ((128, 2, 5, 1), (128, 3, 6, 1), (128, 4, 6, 1)),
+    256: ((128, 2, 5, 1), (128, 2, 3, 2), (128, 3, 6, 1), (128, 4, 6, 1), (256, 2, 5, 1), (256, 3, 5, 1)),
+}
+"""Rows, warpgroups, stages and blocks on a multiprocessor, by the most rows."""
+MOST_BLOCKS = 520
 BASES = {
     8: ((64, 128, 6, 4), (64, 256, 4, 4), (64, 512, 3, 4), (128, 256, 3, 8)),
     16: ((64, 128, 6, 4), (64, 256, 4, 4), (128, 128, 5, 8), (128, 256, 3, 8)),
@@ -95,6 +117,25 @@ def tiles(num_outputs: int, num_inputs: int, num_rows: int) -> Iterator[Tile]:
             programs = num_outputs // outputs * splits
             if num_inputs % (inputs * splits) == 0 and (splits == 1 or programs in PROGRAMS):
                 yield Tile(outputs, inputs, splits, stages, warps)
+
+
+def cuda_tiles(num_outputs: int, num_inputs: int, num_rows: int) -> Iterator[FewRows | ManyRows]:
+    """Those of the CUDA kernels that are tried."""
+    if num_rows <= 8 and num_rows * num_inputs <= 8 * 8192:
+        yield from FEW_ROWS
+    for rows, warpgroups, stages, blocks in MANY_ROWS.get(max(16, num_rows), ()):
+        for splits in SPLITS:
+            panels = -(-num_outputs // (64 * warpgroups)) * -(-num_rows // rows)
+            if splits == 1 or panels * splits <= MOST_BLOCKS:
+                yield ManyRows(rows, warpgroups, stages, blocks, splits)
+
+
+def compile_cuda_kernels() -> None:
+    """All that are tried, at once."""
+    weight = random_weight(64, 4 * GROUP)
+    tiles = [*FEW_ROWS, *(ManyRows(*numbers, 1) for each in MANY_ROWS.values() for numbers in each)]
+    with ThreadPoolExecutor(NUM_PROCESSES) as pool:
+        list(pool.map(lambda tile: int4_gemm_cuda.compile_for(weight, [tile]), tiles))
 
 
 def random_weight(num_outputs: int, num_inputs: int, kind: str = INTEGER, group_size: int = GROUP) -> Int4Weight:
@@ -158,7 +199,17 @@ class Found(NamedTuple):
 
     way: str
     us: float
-    tile: Tile | None = None
+    tile: Int4Tile | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the way, with its tile."""
+        return self.way if self.tile is None else f"{self.way}, tile {' '.join(map(str, numbers_of(self.tile)))}"
+
+
+def numbers_of(tile: Int4Tile) -> tuple[int, ...]:
+    """As the table has them."""
+    return dataclasses.astuple(tile)
 
 
 def off_by(given: Tensor, right: Tensor) -> float:
@@ -182,9 +233,11 @@ def measure(x_NI: Tensor, weights: Sequence[Int4Weight], fits: frozenset[Job]) -
 
 def ways(
     x_NI: Tensor, weight: Int4Weight, out_NO: Tensor, fits: frozenset[Job]
-) -> Iterator[tuple[str, Callable[[Int4Weight], object], Tile | None]]:
+) -> Iterator[tuple[str, Callable[[Int4Weight], object], Int4Tile | None]]:
     """Each way to multiply so many rows."""
     num_rows = len(x_NI)
+    for own in cuda_tiles(*weight.shape, num_rows):
+        yield "CUDA", partial(_fused, x_NI, own, out_NO), own
     for tile in tiles(*weight.shape, num_rows):
         if Job(weight.num_inputs, row_tile(num_rows), tile) in fits:
             yield "fused", partial(_fused, x_NI, tile, out_NO), tile
@@ -193,7 +246,7 @@ def ways(
             yield f"de-quantised by {panel_bytes >> 20} MiB", partial(_dequantised, x_NI, panel_bytes, out_NO), None
 
 
-def _fused(x_NI: Tensor, tile: Tile, out_NO: Tensor, weight: Int4Weight) -> Tensor:
+def _fused(x_NI: Tensor, tile: Int4Tile, out_NO: Tensor, weight: Int4Weight) -> Tensor:
     return int4_gemm(x_NI, weight, tile, out_NO)
 
 
@@ -210,10 +263,12 @@ def bfloat16_us(x_NI: Tensor, dense: Sequence[Tensor]) -> float:
     return chain_us(partial(gemv, x_NI) if len(x_NI) == 1 else partial(F.linear, x_NI), dense)
 
 
-def measure_matrices(fits: frozenset[Job], deadline: float) -> tuple[list[dict[str, object]], dict[str, Any]]:
+def measure_matrices(
+    shapes: Mapping[str, tuple[int, int]], fits: frozenset[Job], deadline: float
+) -> tuple[list[dict[str, object]], dict[str, Any]]:
     """Rows of the results file, and of the tuning table."""
     results, table = list[dict[str, object]](), dict[str, dict[str, list[int]]]()
-    for name, (num_outputs, num_inputs) in SHAPES.items():
+    for name, (num_outputs, num_inputs) in shapes.items():
         num = min(24, max(3, CHAIN_BYTES // (num_outputs * num_inputs // 2)))
         weights = [random_weight(num_outputs, num_inputs) for _ in range(num)]
         dense = [each.dequantised().bfloat16() for each in weights[: max(3, num // 4)]]
@@ -223,7 +278,6 @@ def measure_matrices(fits: frozenset[Job], deadline: float) -> tuple[list[dict[s
             print(f"WRONG {name}: de-quantised weights differ", flush=True)
         us = chain_us(partial(_whole, panel_OI), weights)
         print(f"{name} {num_outputs}x{num_inputs}: de-quantise {us:.1f} us", flush=True)
-        entry = dict[str, list[int]]()
         for num_rows in ROWS:
             if time.monotonic() > deadline:
                 print("out of time", flush=True)
@@ -232,31 +286,33 @@ def measure_matrices(fits: frozenset[Job], deadline: float) -> tuple[list[dict[s
             base_us, found = bfloat16_us(x_NI, dense), measure(x_NI, weights, fits)
             if not found:
                 continue
-            best = found[0]
-            if best.tile is not None and len(entry) == sum(each < num_rows for each in ROWS):
-                entry[str(num_rows)] = list(dataclasses.astuple(best.tile))
-            fused = [each for each in found if each.tile is not None]
-            shown = " | ".join(
-                f"{each.way if each.tile is None else ' '.join(map(str, dataclasses.astuple(each.tile)))} {each.us:.1f}"
-                for each in (*fused[:3], *(each for each in found if each.tile is None))
-            )
+            add_to_table(table, weights[0], num_rows, found)
+            best, others = found[0], [each for each in found if each.tile is None]
+            shown = " | ".join(f"{each.name} {each.us:.1f}" for each in (*found[:4], *others))
             rate = num_outputs * num_inputs * (0.5 + 3 / GROUP) / best.us / 1e6
             print(
                 f"{name} {num_rows}: bf16 {base_us:.1f}, {base_us / best.us:.2f}x, {rate:.2f} TB/s | {shown}",
                 flush=True,
             )
             results += figures(f"{name}, {num_rows} rows", base_us, found)
-        table[int4_key(weights[0])] = entry
         del weights, dense
     return results, table
 
 
+def add_to_table(
+    table: dict[str, dict[str, list[int]]], weight: Int4Weight, num_rows: int, found: Sequence[Found]
+) -> None:
+    """The fastest tile of CUDA's kernels if it is the fastest way, and of Triton's if only those are faster."""
+    rest = [each for each in found if not isinstance(each.tile, FewRows | ManyRows)]
+    if found[0] not in rest and found[0].tile is not None:
+        table.setdefault(cuda_key(weight), {})[str(num_rows)] = list(numbers_of(found[0].tile))
+    if num_rows in TRITON_ROWS and rest and rest[0].tile is not None:
+        table.setdefault(int4_key(weight), {})[str(num_rows)] = list(numbers_of(rest[0].tile))
+
+
 def figures(case: str, base_us: float, found: Sequence[Found]) -> list[dict[str, object]]:
     """As the results file has them."""
-    rows = [("bfloat16", base_us)]
-    for each in found:
-        tile = "" if each.tile is None else f", tile {' '.join(map(str, dataclasses.astuple(each.tile)))}"
-        rows.append((f"{each.way}{tile}", each.us))
+    rows = [("bfloat16", base_us), *((each.name, each.us) for each in found)]
     return [{"case": case, "metric": way, "unit": "us", "value": round(us, 3), "goal": None} for way, us in rows]
 
 
@@ -312,23 +368,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=140, help="after which no further shape is begun")
+    parser.add_argument("--shards", action="store_true", help="the matrices of 2 and 4 ranks instead")
+    parser.add_argument("--cuda-only", action="store_true", help="leave out Triton's tiles and experts")
     parser.add_argument("--write", action="store_true", help="add the fastest tiles to this GPU's tuning table")
     options = parser.parse_args()
     begun = time.monotonic()
+    compile_cuda_kernels()
+    print(f"CUDA kernels compiled: {time.monotonic() - begun:.0f} s", flush=True)
+    shapes = SHARDS if options.shards else SHAPES
     jobs = {
         Job(inputs, row_tile(num), tile)
-        for outputs, inputs in SHAPES.values()
+        for outputs, inputs in ({} if options.cuda_only else shapes).values()
         for num in ROWS
         for tile in tiles(outputs, inputs, num)
     }
     with ProcessPoolExecutor(NUM_PROCESSES, multiprocessing.get_context("spawn")) as pool:
-        grouped = pool.map(compile_experts, GROUPED)
+        grouped = pool.map(compile_experts, () if options.cuda_only or options.shards else GROUPED)
         fits = frozenset(job for job in pool.map(compile_ahead, sorted(jobs, key=str), chunksize=2) if job)
         grouped_fits = [tile for tile in grouped if tile is not None]
     print(f"{torch.cuda.get_device_name()}: {len(fits)} of {len(jobs)} kernels fit, {time.monotonic() - begun:.0f} s")
-    results, table = measure_matrices(fits, begun + options.seconds)
+    results, table = measure_matrices(shapes, fits, begun + options.seconds)
     for kind, group_size in ((INTEGER, GROUP), (FLOAT, 32)):
-        if time.monotonic() < begun + options.seconds:
+        if grouped_fits and time.monotonic() < begun + options.seconds:
             results += measure_experts(grouped_fits, kind, group_size)
     result = {
         "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
@@ -342,7 +403,8 @@ def main() -> None:
     if options.write:
         file = tuning_file(torch.cuda.get_device_name())
         known = json.loads(file.read_text()) if file.exists() else {}
-        file.write_text(json.dumps(known | table, indent=1) + "\n")
+        known |= {key: known.get(key, {}) | entry for key, entry in table.items()}
+        file.write_text(json.dumps(known, indent=1) + "\n")
     print(f"{time.monotonic() - begun:.0f} s")
 
 

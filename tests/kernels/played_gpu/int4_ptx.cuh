@@ -1,0 +1,257 @@
+// What kernels/plait_kernels/linear/int4_ptx.cuh has, played: a GPU's threads are fibers of one thread, which take turns
+// at barriers. Copies and products are done when they are waited for, so that one that nobody waits for is missing, and
+// one whose memory is written over too early is wrong.
+#pragma once
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __launch_bounds__(...)
+using std::max;
+using std::min;
+
+struct uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+struct Barrier { int arrived = 0, turn = 0; };
+struct Warp {
+    Barrier barrier;
+    unsigned word[32], words[32][4];
+};
+struct Cluster;
+struct Block {
+    Cluster* cluster;
+    int index, num_threads;
+    std::vector<unsigned char> memory;
+    Barrier barrier;
+    std::vector<Warp> warps;
+};
+struct Cluster {
+    std::vector<Block> blocks;
+    Barrier barrier;
+    int num_threads;
+};
+struct Copy {
+    unsigned to;
+    const void* from;
+    bool is_there;
+};
+struct Product {
+    unsigned left[2][8];  // of this thread's two outputs, 16 inputs
+    unsigned long long right;
+    bool is_more;
+    float* sums;
+};
+struct Fiber {
+    ucontext_t context;
+    std::vector<char> stack;
+    Block* block;
+    int thread;
+    bool has_ended = false;
+    std::vector<Copy> copies;
+    std::deque<std::vector<Copy>> copy_groups;
+    std::vector<Product> products;
+    std::deque<std::vector<Product>> product_groups;
+};
+
+inline Fiber* fiber;  // whose turn it is
+inline ucontext_t scheduler;
+inline int grid_size;
+struct Index { int x; };
+#define threadIdx (Index{fiber->thread})
+#define blockIdx (Index{fiber->block->index})
+#define gridDim (Index{grid_size})
+
+constexpr unsigned FIRST_ADDRESS = 16;  // no multiple of what stages need
+
+inline void fail(const char* why) {
+    std::fprintf(stderr, "%s\n", why);
+    std::abort();
+}
+
+inline void arrive(Barrier& barrier, int expected) {
+    const int turn = barrier.turn;
+    if (++barrier.arrived == expected) {
+        barrier.arrived = 0;
+        ++barrier.turn;
+    }
+    while (barrier.turn == turn) swapcontext(&fiber->context, &scheduler);
+}
+
+inline int lane() { return fiber->thread % 32; }
+inline Warp& warp() { return fiber->block->warps[fiber->thread / 32]; }
+inline void meet_the_warp() { arrive(warp().barrier, 32); }
+inline void __syncthreads() { arrive(fiber->block->barrier, fiber->block->num_threads); }
+inline void meet_the_cluster() { arrive(fiber->block->cluster->barrier, fiber->block->cluster->num_threads); }
+inline int cluster_size() { return (int)fiber->block->cluster->blocks.size(); }
+
+inline unsigned __shfl_sync(unsigned, unsigned word, int from) {
+    warp().word[lane()] = word;
+    meet_the_warp();
+    const unsigned given = warp().word[from];
+    meet_the_warp();
+    return given;
+}
+
+template <class T> T __ldg(const T* at) { return *at; }
+inline uint4 read_once(const uint4* at) { return *at; }
+
+inline float __uint_as_float(unsigned bits) {
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
+}
+
+inline double bfloat16(unsigned word, int half) { return __uint_as_float(word >> 16 * half << 16); }
+
+inline unsigned rounded(double value) {
+    const unsigned bits = __float_as_uint((float)value);
+    return std::isnan(value) ? 0x7FFF : bits + 0x7FFF + (bits >> 16 & 1) >> 16;
+}
+
+inline unsigned bfloat16_pair(float low, float high) { return rounded(low) | rounded(high) << 16; }
+
+inline unsigned fma2(unsigned a, unsigned b, unsigned c) {
+    unsigned sums[2];
+    for (int half = 0; half < 2; ++half)
+        sums[half] = rounded(bfloat16(a, half) * bfloat16(b, half) + bfloat16(c, half));
+    return sums[0] | sums[1] << 16;
+}
+
+inline float widened_half(unsigned short bits) {
+    _Float16 half;
+    std::memcpy(&half, &bits, 2);
+    return (float)half;
+}
+
+inline unsigned codes_over_128(unsigned words) { return (words & 0x000F000F) | 0x43004300; }
+
+inline unsigned char* shared_memory() { return fiber->block->memory.data(); }
+inline unsigned shared_address(const void* at) {
+    return FIRST_ADDRESS + (unsigned)((const unsigned char*)at - shared_memory());
+}
+
+inline unsigned char* place(Block& block, unsigned address) {
+    if (address % 16 || address < FIRST_ADDRESS || address - FIRST_ADDRESS + 16 > block.memory.size())
+        fail("an address is no multiple of 16, or outside shared memory");
+    return block.memory.data() + (address - FIRST_ADDRESS);
+}
+
+inline void copy_later(unsigned to, const void* from, bool is_there) {
+    if ((uintptr_t)from % 16 && is_there) fail("what is copied does not begin at a multiple of 16");
+    fiber->copies.push_back({to, from, is_there});
+}
+
+inline void close_copies() { fiber->copy_groups.push_back(std::exchange(fiber->copies, {})); }
+
+template <int LATER> void wait_for_copies() {
+    for (; fiber->copy_groups.size() > LATER; fiber->copy_groups.pop_front())
+        for (const Copy& copy : fiber->copy_groups.front()) {
+            unsigned char* to = place(*fiber->block, copy.to);
+            copy.is_there ? std::memcpy(to, copy.from, 16) : std::memset(to, 0, 16);
+        }
+}
+
+inline void wait_for_the_kernel_before() {}
+inline void let_the_next_kernel_begin() {}
+inline void show_copies_to_products() {}
+inline void begin_products() {}
+
+// Each 8 lanes say where the rows of a matrix of 8 x 8 are.
+inline void read_rows(unsigned (&rows)[4], unsigned at) {
+    warp().word[lane()] = at;
+    meet_the_warp();
+    for (int each = 0; each < 4; ++each)
+        std::memcpy(&rows[each], place(*fiber->block, warp().word[each * 8 + lane() / 4]) + lane() % 4 * 4, 4);
+    meet_the_warp();
+}
+
+// The 16 inputs of this thread's two outputs, which four lanes have.
+inline void gather(unsigned (&left)[2][8], const unsigned (&values)[4]) {
+    std::memcpy(warp().words[lane()], values, 16);
+    meet_the_warp();
+    for (int place = 0; place < 16; ++place)
+        left[place % 2][place / 8 * 4 + place / 2 % 4] = warp().words[lane() / 4 * 4 + place / 2 % 4][place / 8 * 2 + place % 2];
+    meet_the_warp();
+}
+
+// mma.m16n8k16.
+inline void multiply_add(float (&sums)[4], const unsigned (&values)[4], unsigned low, unsigned high) {
+    unsigned left[2][8], right[2][8];
+    gather(left, values);
+    for (int part = 0; part < 2; ++part) {
+        warp().word[lane()] = part ? high : low;
+        meet_the_warp();
+        for (int each = 0; each < 8; ++each)
+            right[each / 4][part * 4 + each % 4] = warp().word[(lane() % 4 * 2 + each / 4) * 4 + each % 4];
+        meet_the_warp();
+    }
+    for (int each = 0; each < 4; ++each) {
+        double sum = sums[each];
+        for (int input = 0; input < 16; ++input)
+            sum += bfloat16(left[each / 2][input / 2], input % 2) * bfloat16(right[each % 2][input / 2], input % 2);
+        sums[each] = (float)sum;
+    }
+}
+
+inline float4 sums_of(unsigned at, int rank) {
+    float4 sums;
+    std::memcpy(&sums, place(fiber->block->cluster->blocks[rank], at), 16);
+    return sums;
+}
+
+#ifdef ROWS
+// wgmma.m64nROWSk16.
+inline void multiply_add(float (&sums)[ROWS / 2], const unsigned (&values)[4], unsigned long long rows, bool is_more) {
+    Product product = {{}, rows, is_more, sums};
+    gather(product.left, values);
+    fiber->products.push_back(product);
+}
+
+inline void close_products() { fiber->product_groups.push_back(std::exchange(fiber->products, {})); }
+
+// An input of a row: descriptors say where an atom of 8 rows begins; 16 bytes lie where the row's number moves them.
+inline double right_of(unsigned long long descriptor, int row, int input) {
+    if (descriptor >> 62 != 1) fail("rows are not swizzled by 128 bytes");
+    const unsigned begin = (unsigned)(descriptor & 0x3FFF) << 4, atom = (unsigned)(descriptor >> 32 & 0x3FFF) << 4;
+    unsigned address = begin + row / 8 * atom + row % 8 * 128 + input * 2;
+    address ^= (address >> 7 & 7) << 4;
+    unsigned short bits;
+    std::memcpy(&bits, place(*fiber->block, address & ~15u) + address % 16, 2);
+    return bfloat16(bits, 0);
+}
+
+inline void do_product(const Product& product) {
+    for (int each = 0; each < ROWS / 2; ++each) {
+        double sum = product.is_more ? product.sums[each] : 0;
+        for (int input = 0; input < 16; ++input)
+            sum += bfloat16(product.left[each / 2 % 2][input / 2], input % 2) *
+                   right_of(product.right, each / 4 * 8 + lane() % 4 * 2 + each % 2, input);
+        product.sums[each] = (float)sum;
+    }
+}
+
+template <int LATER> void wait_for_products() {
+    for (; fiber->product_groups.size() > LATER; fiber->product_groups.pop_front())
+        for (const Product& product : fiber->product_groups.front()) do_product(product);
+}
+#endif
