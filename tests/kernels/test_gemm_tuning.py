@@ -8,6 +8,7 @@ import torch
 from plait_kernels.linear import Tile, gemm_tuning, tiles_for, tuning_file
 from plait_kernels.linear.gemm_tuning import int4_tiles_of
 from plait_kernels.linear.int4 import INTEGER, pack_int4
+from plait_kernels.linear.int4_tiles import FewRows, ManyRows, cuda_tiles_in
 
 HOPPER, BLACKWELL, ADA = (9, 0), (10, 0), (8, 9)
 FOLDER = Path(gemm_tuning.__file__).parent
@@ -19,11 +20,23 @@ ENTRIES = [
 ]
 
 
-@pytest.mark.parametrize(("table", "shape", "most_rows", "numbers"), ENTRIES)
+TRITON_ENTRIES = [entry for entry in ENTRIES if not entry[1].startswith("cuda")]
+CUDA_ENTRIES = [entry for entry in ENTRIES if entry[1].startswith("cuda")]
+
+
+@pytest.mark.parametrize(("table", "shape", "most_rows", "numbers"), TRITON_ENTRIES)
 def test_tiles_take_their_matrices(table: str, shape: str, most_rows: str, numbers: list[int]) -> None:
     num_outputs, num_inputs = map(int, shape.rpartition(" ")[2].split("x"))
     assert most_rows in (("1", "8", "16", "64", "256") if shape.startswith(INTEGER) else ("16", "32", "64"))
     assert Tile(*numbers).fits_matrix(num_outputs, num_inputs), table
+
+
+def test_cuda_tiles_serve_every_number_of_rows_they_stand_for() -> None:
+    for _, _, most_rows, numbers in CUDA_ENTRIES:
+        tile = cuda_tiles_in({most_rows: numbers})[int(most_rows)]
+        assert isinstance(tile, FewRows | ManyRows)
+        assert not isinstance(tile, FewRows) or int(most_rows) <= 8
+        assert not isinstance(tile, ManyRows) or tile.splits <= 8
 
 
 @pytest.mark.parametrize(

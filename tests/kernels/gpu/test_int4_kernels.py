@@ -13,10 +13,12 @@ from plait_kernels.linear import Int4Matrix, Int4Weight, Tile, int4_dequantise, 
 from plait_kernels.linear.gemm_tuning import int4_tiles_of, tuning_file
 from plait_kernels.linear.int4 import FLOAT, INTEGER, join, pack_int4
 from plait_kernels.linear.int4_matrix import dequantised_matmul, int4_unsupported_reason
+from plait_kernels.linear.int4_tiles import FewRows, ManyRows, cuda_tiles_in
 from plait_kernels.moe import Int4Experts, stack_int4
 from plait_kernels.moe.grouped_gemm_triton import Tile as GroupedTile
 from plait_kernels.moe.int4_experts import reference_parts
 from plait_kernels.moe.int4_grouped_gemm_triton import expert_parts
+from plait_kernels.nvrtc import can_compile
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu-int4")]
@@ -106,6 +108,39 @@ def test_every_tile_of_the_tuning_table_is_right(key: str) -> None:
             x_NI, out_NO = normal(num_rows, num_inputs), normal(num_rows, num_outputs)
             int4_gemm(x_NI, weight, tile, out_NO)
             assert off_by(out_NO, matmul(x_NI, weight)) < TOLERANCE, f"{num_rows} rows"
+
+
+@pytest.mark.parametrize("key", [key for key in TUNED if key.startswith("cuda")])
+def test_every_cuda_tile_of_the_tuning_table_is_right(key: str) -> None:
+    num_outputs, num_inputs = map(int, key.split()[2].split("x"))
+    weight = made((num_outputs, num_inputs), "AWQ")
+    for most_rows, numbers in TUNED[key].items():
+        for num_rows, tile in list(cuda_tiles_in({most_rows: numbers}).items())[-1:]:
+            x_NI, out_NO = normal(num_rows, num_inputs), normal(num_rows, num_outputs)
+            int4_gemm(x_NI, weight, tile, out_NO)
+            assert off_by(out_NO, matmul(x_NI, weight)) < TOLERANCE, f"{num_rows} rows"
+
+
+CUDA_TILES = [
+    *(FewRows(1, 8, 4, 2), FewRows(2, 4, 2, 2), FewRows(1, 16, 2, 1)),
+    *(ManyRows(16, 2, 8, 2, 4), ManyRows(32, 2, 6, 1, 3), ManyRows(64, 4, 6, 1, 8), ManyRows(64, 1, 6, 3, 1)),
+    *(ManyRows(128, 3, 6, 1, 2), ManyRows(256, 3, 5, 1, 1), ManyRows(256, 2, 5, 1, 4)),
+]
+
+
+@pytest.mark.skipif(not can_compile(), reason="no cuda-bindings")
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "MXFP4"])
+@pytest.mark.parametrize("tile", CUDA_TILES, ids=str)
+def test_each_cuda_tile_gives_the_same_sums_each_time(tile: FewRows | ManyRows, form: str) -> None:
+    weight = made((336, 1280), form)
+    for num_rows in (1, 5, 8) if isinstance(tile, FewRows) else (3, tile.rows, tile.rows + 1):
+        x_NI, wide_N = normal(num_rows, 1280), [normal(num_rows, 345).fill_(7) for _ in range(3)]
+        for wide_NO in wide_N:
+            int4_gemm(x_NI, weight, tile, wide_NO[:, :336])
+        assert torch.equal(wide_N[0], wide_N[1])
+        assert torch.equal(wide_N[0], wide_N[2])
+        assert (wide_N[0][:, 336:] == 7).all()
+        assert off_by(wide_N[0][:, :336], matmul(x_NI, weight)) < TOLERANCE
 
 
 TILES = [(64, 128, 6, 4), (64, 256, 4, 4), (64, 512, 3, 4), (128, 128, 4, 8), (128, 256, 3, 8), (256, 128, 3, 16)]
