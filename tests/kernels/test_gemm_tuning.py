@@ -8,7 +8,7 @@ import torch
 from plait_kernels.linear import Tile, gemm_tuning, tiles_for, tuning_file
 from plait_kernels.linear.gemm_tuning import int4_tiles_of
 from plait_kernels.linear.int4 import INTEGER, pack_int4
-from plait_kernels.linear.int4_tiles import FewRows, ManyRows, cuda_tiles_in
+from plait_kernels.linear.int4_tiles import SkinnyTile, WgmmaTile, cuda_tiles_in
 
 HOPPER, BLACKWELL, ADA = (9, 0), (10, 0), (8, 9)
 FOLDER = Path(gemm_tuning.__file__).parent
@@ -34,9 +34,9 @@ def test_tiles_take_their_matrices(table: str, shape: str, most_rows: str, numbe
 def test_cuda_tiles_serve_every_number_of_rows_they_stand_for() -> None:
     for _, _, most_rows, numbers in CUDA_ENTRIES:
         tile = cuda_tiles_in({most_rows: numbers})[int(most_rows)]
-        assert isinstance(tile, FewRows | ManyRows)
-        assert not isinstance(tile, FewRows) or int(most_rows) <= 8
-        assert not isinstance(tile, ManyRows) or tile.splits <= 8
+        assert isinstance(tile, SkinnyTile | WgmmaTile)
+        assert not isinstance(tile, SkinnyTile) or int(most_rows) <= 8
+        assert not isinstance(tile, WgmmaTile) or tile.splits <= 8
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import torch
 from plait_kernels.linear import int4_gemm_cuda
 from plait_kernels.linear.int4 import FLOAT, Int4Weight, pack_int4
 from plait_kernels.linear.int4_gemm_cuda import defines_of, launch_of
-from plait_kernels.linear.int4_tiles import FewRows, Int4Tile, ManyRows, cuda_tiles_in, cuda_unsupported_reason
+from plait_kernels.linear.int4_tiles import Int4Tile, SkinnyTile, WgmmaTile, cuda_tiles_in, cuda_unsupported_reason
 from plait_kernels.nvrtc import can_compile, compile_source
 from torch import Tensor
 
@@ -38,7 +38,7 @@ def fixed_seed() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources, whose includes find the played instructions."""
     folder = tmp_path_factory.mktemp("int4")
-    for name in ("int4_codes.cuh", "int4_few_rows.cu", "int4_many_rows.cu"):
+    for name in ("int4_codes.cuh", "int4_skinny_gemm.cu", "int4_wgmma_gemm.cu"):
         shutil.copy(SOURCES / name, folder)
     return folder
 
@@ -65,7 +65,7 @@ def played(folder: Path, kernel: str, defines: tuple[str, ...]) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-def multiplied(folder: Path, x_NI: Tensor, weight: Int4Weight, tile: FewRows | ManyRows, out_NO: Tensor) -> None:
+def multiplied(folder: Path, x_NI: Tensor, weight: Int4Weight, tile: SkinnyTile | WgmmaTile, out_NO: Tensor) -> None:
     library = played(folder, tile.kernel, defines_of(weight, tile))
     launch = launch_of(len(x_NI), weight, tile, MULTIPROCESSORS)
     zero = weight.scale if weight.zero is None else weight.zero
@@ -78,18 +78,18 @@ def multiplied(folder: Path, x_NI: Tensor, weight: Int4Weight, tile: FewRows | M
     )
 
 
-CASES: list[tuple[tuple[int, int], int, torch.dtype, bool, FewRows | ManyRows, int]] = [
-    ((80, 640), 128, torch.float16, True, FewRows(1, 4, 2, 1), 5),
-    ((80, 640), 128, torch.float16, True, FewRows(2, 4, 4, 1), 8),
-    ((48, 288), 32, torch.bfloat16, True, FewRows(1, 2, 4, 1), 1),
-    ((48, 320), 64, torch.float32, False, FewRows(2, 4, 2, 1), 3),
-    ((32, 160), -1, torch.float16, True, FewRows(1, 2, 4, 1), 2),
-    ((80, 640), 128, torch.float16, True, ManyRows(64, 1, 6, 1, 2), 40),
-    ((144, 512), 128, torch.float16, True, ManyRows(16, 2, 4, 1, 3), 9),
-    ((208, 288), 32, torch.bfloat16, True, ManyRows(16, 3, 5, 1, 1), 20),
-    ((80, 320), 64, torch.float32, False, ManyRows(32, 1, 4, 1, 2), 33),
-    ((48, 256), 256, torch.float16, False, ManyRows(128, 1, 4, 1, 2), 130),
-    ((64, 160), -1, torch.float16, True, ManyRows(256, 1, 4, 1, 1), 250),
+CASES: list[tuple[tuple[int, int], int, torch.dtype, bool, SkinnyTile | WgmmaTile, int]] = [
+    ((80, 640), 128, torch.float16, True, SkinnyTile(1, 4, 2, 1), 5),
+    ((80, 640), 128, torch.float16, True, SkinnyTile(2, 4, 4, 1), 8),
+    ((48, 288), 32, torch.bfloat16, True, SkinnyTile(1, 2, 4, 1), 1),
+    ((48, 320), 64, torch.float32, False, SkinnyTile(2, 4, 2, 1), 3),
+    ((32, 160), -1, torch.float16, True, SkinnyTile(1, 2, 4, 1), 2),
+    ((80, 640), 128, torch.float16, True, WgmmaTile(64, 1, 6, 1, 2), 40),
+    ((144, 512), 128, torch.float16, True, WgmmaTile(16, 2, 4, 1, 3), 9),
+    ((208, 288), 32, torch.bfloat16, True, WgmmaTile(16, 3, 5, 1, 1), 20),
+    ((80, 320), 64, torch.float32, False, WgmmaTile(32, 1, 4, 1, 2), 33),
+    ((48, 256), 256, torch.float16, False, WgmmaTile(128, 1, 4, 1, 2), 130),
+    ((64, 160), -1, torch.float16, True, WgmmaTile(256, 1, 4, 1, 1), 250),
 ]
 """Shapes, group sizes, scales, zeros, tiles and rows."""
 
@@ -101,13 +101,13 @@ def test_rows_are_multiplied(
     group_size: int,
     scale_dtype: torch.dtype,
     has_zero: bool,
-    tile: FewRows | ManyRows,
+    tile: SkinnyTile | WgmmaTile,
     num_rows: int,
 ) -> None:
     weight = made(shape, group_size, scale_dtype, has_zero=has_zero)
     x_NI, wide_NO = torch.randn(num_rows, shape[1]).bfloat16(), torch.full((num_rows, shape[0] + 9), 7.0).bfloat16()
     multiplied(folder, x_NI, weight, tile, wide_NO[:, : shape[0]])
-    value_OI = weight.dequantised() if isinstance(tile, FewRows) else weight.dequantised().bfloat16()
+    value_OI = weight.dequantised() if isinstance(tile, SkinnyTile) else weight.dequantised().bfloat16()
     right_NO = x_NI.double() @ value_OI.double().T
     off = (wide_NO[:, : shape[0]].double() - right_NO).abs().max() / right_NO.abs().max()
     assert float(off) < TOLERANCE
@@ -117,7 +117,7 @@ def test_rows_are_multiplied(
 def test_a_nan_stays_in_its_row(folder: Path) -> None:
     weight, x_NI = made((64, 256), 128), torch.randn(7, 256).bfloat16()
     x_NI[3, 9] = float("nan")
-    for tile in (FewRows(1, 4, 2, 1), ManyRows(16, 1, 4, 1, 1)):
+    for tile in (SkinnyTile(1, 4, 2, 1), WgmmaTile(16, 1, 4, 1, 1)):
         out_NO = torch.empty(7, 64, dtype=torch.bfloat16)
         multiplied(folder, x_NI, weight, tile, out_NO)
         assert out_NO[3].isnan().all()
@@ -134,9 +134,9 @@ def has_nvrtc() -> bool:
 
 @pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC; pip install cuda-bindings nvidia-cuda-nvrtc")
 @pytest.mark.parametrize(
-    "tile", [FewRows(1, 8, 4, 3), *(ManyRows(rows, 2, 5, 1, 1) for rows in (16, 32, 64, 128, 256))]
+    "tile", [SkinnyTile(1, 8, 4, 3), *(WgmmaTile(rows, 2, 5, 1, 1) for rows in (16, 32, 64, 128, 256))]
 )
-def test_kernels_compile_for_hopper_gpus(tile: FewRows | ManyRows) -> None:
+def test_kernels_compile_for_hopper_gpus(tile: SkinnyTile | WgmmaTile) -> None:
     headers = sorted(SOURCES.glob("*.cuh"))
     for group_size in (32, 64, 128, -1):
         defines = defines_of(made((16, 256), group_size), tile)
@@ -146,8 +146,8 @@ def test_kernels_compile_for_hopper_gpus(tile: FewRows | ManyRows) -> None:
 
 def test_tiles_of_the_table_serve_up_to_their_rows() -> None:
     tiles = cuda_tiles_in({"1": [1, 8, 4, 3], "64": [64, 2, 6, 2, 4]})
-    expected: dict[int, Int4Tile] = {1: FewRows(1, 8, 4, 3)}
-    assert tiles == expected | dict.fromkeys(range(33, 65), ManyRows(64, 2, 6, 2, 4))
+    expected: dict[int, Int4Tile] = {1: SkinnyTile(1, 8, 4, 3)}
+    assert tiles == expected | dict.fromkeys(range(33, 65), WgmmaTile(64, 2, 6, 2, 4))
 
 
 def test_why_triton_multiplies_is_said() -> None:

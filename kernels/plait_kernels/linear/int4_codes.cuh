@@ -32,9 +32,9 @@ struct Matrix {
     }
 };
 
-__device__ float widened(unsigned bits) {
+__device__ float float_of_scale(unsigned bits) {
 #if SCALE_KIND == 0
-    return widened_half((unsigned short)bits);
+    return float_of_half((unsigned short)bits);
 #elif SCALE_KIND == 1
     return __uint_as_float(bits << 16);
 #else

@@ -1,4 +1,4 @@
-"""GEMM with 4-bit weights in CUDA C++ for Hopper GPUs: ``int4_few_rows.cu`` and ``int4_many_rows.cu``.
+"""GEMM with 4-bit weights in CUDA C++ for Hopper GPUs: ``int4_skinny_gemm.cu`` and ``int4_wgmma_gemm.cu``.
 
 Kernels are compiled for a form of codes and a tile when a matrix is made, before any graph is captured.
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from plait_kernels.linear.int4 import CHUNK, LEAST_GROUP, MULTIPLE, Int4Weight
-from plait_kernels.linear.int4_tiles import FewRows, ManyRows
+from plait_kernels.linear.int4_tiles import SkinnyTile, WgmmaTile
 from plait_kernels.nvrtc import Kernel, compile_kernels
 
 _SCALE_KINDS = torch.float16, torch.bfloat16, torch.float32
@@ -42,7 +42,7 @@ class Launch(NamedTuple):
     cluster: int = 1
 
 
-def int4_gemm(x_NI: Tensor, weight: Int4Weight, tile: FewRows | ManyRows, out_NO: Tensor) -> Tensor:
+def int4_gemm(x_NI: Tensor, weight: Int4Weight, tile: SkinnyTile | WgmmaTile, out_NO: Tensor) -> Tensor:
     """See ``plait_kernels.linear.int4_gemm``."""
     *shape, cluster = launch_of(len(x_NI), weight, tile, _multiprocessors(out_NO.device))
     _kernel_of(weight, tile)(
@@ -65,27 +65,27 @@ def int4_gemm(x_NI: Tensor, weight: Int4Weight, tile: FewRows | ManyRows, out_NO
 def compile_for(weight: Int4Weight, tiles: Iterable[object]) -> None:
     """The kernels that ``int4_gemm`` needs for these tiles."""
     for tile in tiles:
-        if isinstance(tile, FewRows | ManyRows):
+        if isinstance(tile, SkinnyTile | WgmmaTile):
             _kernel_of(weight, tile)
 
 
-def defines_of(weight: Int4Weight, tile: FewRows | ManyRows) -> tuple[str, ...]:
+def defines_of(weight: Int4Weight, tile: SkinnyTile | WgmmaTile) -> tuple[str, ...]:
     """What the source is compiled for."""
     zero = () if weight.zero is None else ("HAS_ZERO",)
     form = f"GROUP={weight.group_size}", f"SCALE_KIND={_SCALE_KINDS.index(weight.scale.dtype)}", *zero
     return (*form, *(f"{name}={value}" for name, value in tile.defines().items()))
 
 
-def launch_of(num_rows: int, weight: Int4Weight, tile: FewRows | ManyRows, multiprocessors: int) -> Launch:
+def launch_of(num_rows: int, weight: Int4Weight, tile: SkinnyTile | WgmmaTile, multiprocessors: int) -> Launch:
     """Blocks and their shared memory for so many rows, on a GPU with so many multiprocessors."""
-    if isinstance(tile, FewRows):
-        return _few_rows(num_rows, weight, tile, multiprocessors)
+    if isinstance(tile, SkinnyTile):
+        return _skinny_launch(num_rows, weight, tile, multiprocessors)
     panels = math.ceil(num_rows / tile.rows) * math.ceil(weight.shape[0] / (_WARPGROUP_OUTPUTS * tile.warpgroups))
     splits = min(tile.splits, weight.codes.shape[0])
-    return Launch(panels * splits, _WARPGROUP * tile.warpgroups, _many_rows_bytes(weight, tile), splits)
+    return Launch(panels * splits, _WARPGROUP * tile.warpgroups, _wgmma_bytes(weight, tile), splits)
 
 
-def _few_rows(num_rows: int, weight: Int4Weight, tile: FewRows, multiprocessors: int) -> Launch:
+def _skinny_launch(num_rows: int, weight: Int4Weight, tile: SkinnyTile, multiprocessors: int) -> Launch:
     sums = 2 * tile.warps * tile.tiles * MULTIPLE * 8 * 4
     shared_bytes = sums + num_rows * (weight.codes.shape[0] * _CHUNK_BYTES + 16)
     resident = max(1, min(tile.blocks, _SHARED_BYTES // (shared_bytes + _SYSTEM_BYTES)))
@@ -93,7 +93,7 @@ def _few_rows(num_rows: int, weight: Int4Weight, tile: FewRows, multiprocessors:
     return Launch(min(steps, multiprocessors * resident), _WARP * tile.warps, shared_bytes)
 
 
-def _many_rows_bytes(weight: Int4Weight, tile: ManyRows) -> int:
+def _wgmma_bytes(weight: Int4Weight, tile: WgmmaTile) -> int:
     outputs, scales = _WARPGROUP_OUTPUTS * tile.warpgroups, max(1, CHUNK // max(LEAST_GROUP, weight.group_size))
     marks = scales * outputs * (weight.scale.element_size() + 1)
     stage = tile.rows * _STAGE_INPUTS * 2 + outputs * _STAGE_INPUTS // 2 + marks
@@ -101,7 +101,7 @@ def _many_rows_bytes(weight: Int4Weight, tile: ManyRows) -> int:
     return max(tile.stages * math.ceil(stage / _ALIGNMENT) * _ALIGNMENT, sums) + _ALIGNMENT
 
 
-def _kernel_of(weight: Int4Weight, tile: FewRows | ManyRows) -> Kernel:
+def _kernel_of(weight: Int4Weight, tile: SkinnyTile | WgmmaTile) -> Kernel:
     return _compiled(type(tile).kernel, defines_of(weight, tile), weight.codes.device)
 
 

@@ -15,7 +15,7 @@ __device__ unsigned bfloat16_pair(float low, float high) {
     return pair;
 }
 
-__device__ float widened_half(unsigned short bits) {
+__device__ float float_of_half(unsigned short bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
     return value;
@@ -95,13 +95,13 @@ __device__ void meet_the_cluster() {
 }
 
 // What other instructions wrote to shared memory is seen by wgmma.
-__device__ void show_copies_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ void show_copies_to_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-__device__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ void begin_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-__device__ void close_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ void close_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-template <int LATER> __device__ void wait_for_products() {
+template <int LATER> __device__ void wait_for_wgmma() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
 }
 

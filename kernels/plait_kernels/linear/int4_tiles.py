@@ -20,24 +20,24 @@ CUDA_CAPABILITY = 9, 0
 """Of the GPUs that have wgmma."""
 CUDA_MAX_ROWS = 1, 8, 16, 32, 64, 128, 256
 """The numbers of rows that are measured; a tile serves up to so many."""
-_FEW_NUMBERS = 4
-"""A tile has in the table, for few rows."""
+_SKINNY_NUMBERS = 4
+"""Of a skinny tile in the table; others have one more."""
 
 
 @dataclass(frozen=True, slots=True)
-class FewRows:
-    """A tile of ``int4_few_rows.cu``, for up to 8 rows."""
+class SkinnyTile:
+    """A tile of ``int4_skinny_gemm.cu``, for up to 8 rows."""
 
     tiles: int
     """Of 16 outputs, that a block has at a time."""
     warps: int
     """That share the inputs."""
-    depth: int
+    ahead: int
     """Chunks of codes that a warp reads ahead."""
     blocks: int
     """That are to fit a multiprocessor."""
 
-    kernel: ClassVar[str] = "int4_few_rows"
+    kernel: ClassVar[str] = "int4_skinny_gemm"
 
     def defines(self) -> dict[str, int]:
         """What the kernel is compiled for."""
@@ -45,8 +45,8 @@ class FewRows:
 
 
 @dataclass(frozen=True, slots=True)
-class ManyRows:
-    """A tile of ``int4_many_rows.cu``."""
+class WgmmaTile:
+    """A tile of ``int4_wgmma_gemm.cu``."""
 
     rows: int
     """16, 32, 64, 128 or 256."""
@@ -59,14 +59,14 @@ class ManyRows:
     splits: int
     """Blocks that share the inputs, up to 8."""
 
-    kernel: ClassVar[str] = "int4_many_rows"
+    kernel: ClassVar[str] = "int4_wgmma_gemm"
 
     def defines(self) -> dict[str, int]:
         """What the kernel is compiled for; how many share the inputs is said at its launch."""
         return {name.upper(): value for name, value in asdict(self).items() if name != "splits"}
 
 
-Int4Tile = Tile | FewRows | ManyRows
+Int4Tile = Tile | SkinnyTile | WgmmaTile
 
 
 def tiles_of(weight: Int4Weight) -> dict[int, Int4Tile]:
@@ -99,7 +99,7 @@ def cuda_tiles_in(by_max_rows: Mapping[str, Sequence[int]]) -> dict[int, Int4Til
     found, least = dict[int, Int4Tile](), 1
     for most in CUDA_MAX_ROWS:
         if numbers := by_max_rows.get(str(most)):
-            tile = (FewRows if len(numbers) == _FEW_NUMBERS else ManyRows)(*numbers)
+            tile = (SkinnyTile if len(numbers) == _SKINNY_NUMBERS else WgmmaTile)(*numbers)
             found |= dict.fromkeys(range(least, most + 1), tile)
         least = most + 1
     return found

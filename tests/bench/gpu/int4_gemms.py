@@ -30,7 +30,7 @@ from plait_kernels.linear import Tile, gemv, int4_gemm_cuda, int4_matrix, tuning
 from plait_kernels.linear.gemm import int4_dequantise, int4_gemm
 from plait_kernels.linear.gemm_tuning import int4_key
 from plait_kernels.linear.int4 import FLOAT, INTEGER, Int4Weight, pack_int4
-from plait_kernels.linear.int4_tiles import FewRows, Int4Tile, ManyRows, cuda_key
+from plait_kernels.linear.int4_tiles import Int4Tile, SkinnyTile, WgmmaTile, cuda_key
 from plait_kernels.moe import Experts, ExpertStack
 from plait_kernels.moe.grouped_gemm_triton import Tile as GroupedTile
 from plait_kernels.moe.int4_experts import Int4Experts, stack_int4
@@ -55,9 +55,12 @@ ROWS = (1, 8, 16, 32, 64, 128, 256, 2048, 8192)
 TRITON_ROWS = (1, 8, 16, 64, 256)
 """Of which the tuning table may have Triton's tiles."""
 GROUP = 128
-FEW_ROWS = (
-    *(FewRows(1, 8, 4, 3), FewRows(1, 8, 4, 2), FewRows(1, 8, 2, 4), FewRows(1, 16, 4, 1), FewRows(1, 16, 2, 2)),
-    *(FewRows(2, 8, 4, 2), FewRows(2, 8, 2, 2), FewRows(2, 16, 2, 1), FewRows(1, 4, 4, 6)),
+FEW_ROWS = tuple(
+    SkinnyTile(*numbers)
+    for numbers in (
+        *((1, 8, 4, 3), (1, 8, 4, 2), (1, 8, 2, 4), (1, 16, 4, 1), (1, 16, 2, 2)),
+        *((2, 8, 4, 2), (2, 8, 2, 2), (2, 16, 2, 1), (1, 4, 4, 6)),
+    )
 )
 MANY_ROWS = {
     16: ((16, 2, 8, 2), (16, 4, 8, 1), (16, 1, 8, 3)),
@@ -119,7 +122,7 @@ def tiles(num_outputs: int, num_inputs: int, num_rows: int) -> Iterator[Tile]:
                 yield Tile(outputs, inputs, splits, stages, warps)
 
 
-def cuda_tiles(num_outputs: int, num_inputs: int, num_rows: int) -> Iterator[FewRows | ManyRows]:
+def cuda_tiles(num_outputs: int, num_inputs: int, num_rows: int) -> Iterator[SkinnyTile | WgmmaTile]:
     """Those of the CUDA kernels that are tried."""
     if num_rows <= 8 and num_rows * num_inputs <= 8 * 8192:
         yield from FEW_ROWS
@@ -127,13 +130,13 @@ def cuda_tiles(num_outputs: int, num_inputs: int, num_rows: int) -> Iterator[Few
         for splits in SPLITS:
             panels = -(-num_outputs // (64 * warpgroups)) * -(-num_rows // rows)
             if splits == 1 or panels * splits <= MOST_BLOCKS:
-                yield ManyRows(rows, warpgroups, stages, blocks, splits)
+                yield WgmmaTile(rows, warpgroups, stages, blocks, splits)
 
 
 def compile_cuda_kernels() -> None:
     """All that are tried, at once."""
     weight = random_weight(64, 4 * GROUP)
-    tiles = [*FEW_ROWS, *(ManyRows(*numbers, 1) for each in MANY_ROWS.values() for numbers in each)]
+    tiles = [*FEW_ROWS, *(WgmmaTile(*numbers, 1) for each in MANY_ROWS.values() for numbers in each)]
     with ThreadPoolExecutor(NUM_PROCESSES) as pool:
         list(pool.map(lambda tile: int4_gemm_cuda.compile_for(weight, [tile]), tiles))
 
@@ -303,7 +306,7 @@ def add_to_table(
     table: dict[str, dict[str, list[int]]], weight: Int4Weight, num_rows: int, found: Sequence[Found]
 ) -> None:
     """The fastest tile of CUDA's kernels if it is the fastest way, and of Triton's if only those are faster."""
-    rest = [each for each in found if not isinstance(each.tile, FewRows | ManyRows)]
+    rest = [each for each in found if not isinstance(each.tile, SkinnyTile | WgmmaTile)]
     if found[0] not in rest and found[0].tile is not None:
         table.setdefault(cuda_key(weight), {})[str(num_rows)] = list(numbers_of(found[0].tile))
     if num_rows in TRITON_ROWS and rest and rest[0].tile is not None:

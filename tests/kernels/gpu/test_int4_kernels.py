@@ -13,7 +13,7 @@ from plait_kernels.linear import Int4Matrix, Int4Weight, Tile, int4_dequantise, 
 from plait_kernels.linear.gemm_tuning import int4_tiles_of, tuning_file
 from plait_kernels.linear.int4 import FLOAT, INTEGER, join, pack_int4
 from plait_kernels.linear.int4_matrix import dequantised_matmul, int4_unsupported_reason
-from plait_kernels.linear.int4_tiles import FewRows, ManyRows, cuda_tiles_in
+from plait_kernels.linear.int4_tiles import SkinnyTile, WgmmaTile, cuda_tiles_in
 from plait_kernels.moe import Int4Experts, stack_int4
 from plait_kernels.moe.grouped_gemm_triton import Tile as GroupedTile
 from plait_kernels.moe.int4_experts import reference_parts
@@ -122,18 +122,18 @@ def test_every_cuda_tile_of_the_tuning_table_is_right(key: str) -> None:
 
 
 CUDA_TILES = [
-    *(FewRows(1, 8, 4, 2), FewRows(2, 4, 2, 2), FewRows(1, 16, 2, 1)),
-    *(ManyRows(16, 2, 8, 2, 4), ManyRows(32, 2, 6, 1, 3), ManyRows(64, 4, 6, 1, 8), ManyRows(64, 1, 6, 3, 1)),
-    *(ManyRows(128, 3, 6, 1, 2), ManyRows(256, 3, 5, 1, 1), ManyRows(256, 2, 5, 1, 4)),
+    *(SkinnyTile(1, 8, 4, 2), SkinnyTile(2, 4, 2, 2), SkinnyTile(1, 16, 2, 1)),
+    *(WgmmaTile(16, 2, 8, 2, 4), WgmmaTile(32, 2, 6, 1, 3), WgmmaTile(64, 4, 6, 1, 8), WgmmaTile(64, 1, 6, 3, 1)),
+    *(WgmmaTile(128, 3, 6, 1, 2), WgmmaTile(256, 3, 5, 1, 1), WgmmaTile(256, 2, 5, 1, 4)),
 ]
 
 
 @pytest.mark.skipif(not can_compile(), reason="no cuda-bindings")
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "MXFP4"])
 @pytest.mark.parametrize("tile", CUDA_TILES, ids=str)
-def test_each_cuda_tile_gives_the_same_sums_each_time(tile: FewRows | ManyRows, form: str) -> None:
+def test_each_cuda_tile_gives_the_same_sums_each_time(tile: SkinnyTile | WgmmaTile, form: str) -> None:
     weight = made((336, 1280), form)
-    for num_rows in (1, 5, 8) if isinstance(tile, FewRows) else (3, tile.rows, tile.rows + 1):
+    for num_rows in (1, 5, 8) if isinstance(tile, SkinnyTile) else (3, tile.rows, tile.rows + 1):
         x_NI, wide_N = normal(num_rows, 1280), [normal(num_rows, 345).fill_(7) for _ in range(3)]
         for wide_NO in wide_N:
             int4_gemm(x_NI, weight, tile, wide_NO[:, :336])

@@ -1,6 +1,6 @@
-// What kernels/plait_kernels/linear/int4_ptx.cuh has, played: a GPU's threads are fibers of one thread, which take turns
-// at barriers. Copies and products are done when they are waited for, so that one that nobody waits for is missing, and
-// one whose memory is written over too early is wrong.
+// What kernels/plait_kernels/linear/int4_ptx.cuh has, played: a GPU's threads are fibers of one thread, and each runs up
+// to a barrier, then the next. Copies and wgmma are done when they are waited for, so that one that nobody waits for is
+// missing, and one whose memory is written over too early is wrong.
 #pragma once
 #include <ucontext.h>
 
@@ -26,7 +26,7 @@ struct alignas(16) float4 { float x, y, z, w; };
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-struct Barrier { int arrived = 0, turn = 0; };
+struct Barrier { int arrived = 0, round = 0; };
 struct Warp {
     Barrier barrier;
     unsigned word[32], words[32][4];
@@ -49,7 +49,7 @@ struct Copy {
     const void* from;
     bool is_there;
 };
-struct Product {
+struct Matmul {
     unsigned left[2][8];  // of this thread's two outputs, 16 inputs
     unsigned long long right;
     bool is_more;
@@ -63,11 +63,11 @@ struct Fiber {
     bool has_ended = false;
     std::vector<Copy> copies;
     std::deque<std::vector<Copy>> copy_groups;
-    std::vector<Product> products;
-    std::deque<std::vector<Product>> product_groups;
+    std::vector<Matmul> matmuls;
+    std::deque<std::vector<Matmul>> matmul_groups;
 };
 
-inline Fiber* fiber;  // whose turn it is
+inline Fiber* fiber;  // that runs now
 inline ucontext_t scheduler;
 inline int grid_size;
 struct Index { int x; };
@@ -83,12 +83,12 @@ inline void fail(const char* why) {
 }
 
 inline void arrive(Barrier& barrier, int expected) {
-    const int turn = barrier.turn;
+    const int round = barrier.round;
     if (++barrier.arrived == expected) {
         barrier.arrived = 0;
-        ++barrier.turn;
+        ++barrier.round;
     }
-    while (barrier.turn == turn) swapcontext(&fiber->context, &scheduler);
+    while (barrier.round == round) swapcontext(&fiber->context, &scheduler);
 }
 
 inline int lane() { return fiber->thread % 32; }
@@ -137,7 +137,7 @@ inline unsigned fma2(unsigned a, unsigned b, unsigned c) {
     return sums[0] | sums[1] << 16;
 }
 
-inline float widened_half(unsigned short bits) {
+inline float float_of_half(unsigned short bits) {
     _Float16 half;
     std::memcpy(&half, &bits, 2);
     return (float)half;
@@ -173,8 +173,8 @@ template <int LATER> void wait_for_copies() {
 
 inline void wait_for_the_kernel_before() {}
 inline void let_the_next_kernel_begin() {}
-inline void show_copies_to_products() {}
-inline void begin_products() {}
+inline void show_copies_to_wgmma() {}
+inline void begin_wgmma() {}
 
 // Each 8 lanes say where the rows of a matrix of 8 x 8 are.
 inline void read_rows(unsigned (&rows)[4], unsigned at) {
@@ -222,12 +222,12 @@ inline float4 sums_of(unsigned at, int rank) {
 #ifdef ROWS
 // wgmma.m64nROWSk16.
 inline void multiply_add(float (&sums)[ROWS / 2], const unsigned (&values)[4], unsigned long long rows, bool is_more) {
-    Product product = {{}, rows, is_more, sums};
-    gather(product.left, values);
-    fiber->products.push_back(product);
+    Matmul matmul = {{}, rows, is_more, sums};
+    gather(matmul.left, values);
+    fiber->matmuls.push_back(matmul);
 }
 
-inline void close_products() { fiber->product_groups.push_back(std::exchange(fiber->products, {})); }
+inline void close_wgmma() { fiber->matmul_groups.push_back(std::exchange(fiber->matmuls, {})); }
 
 // An input of a row: descriptors say where an atom of 8 rows begins; 16 bytes lie where the row's number moves them.
 inline double right_of(unsigned long long descriptor, int row, int input) {
@@ -240,18 +240,18 @@ inline double right_of(unsigned long long descriptor, int row, int input) {
     return bfloat16(bits, 0);
 }
 
-inline void do_product(const Product& product) {
+inline void do_matmul(const Matmul& matmul) {
     for (int each = 0; each < ROWS / 2; ++each) {
-        double sum = product.is_more ? product.sums[each] : 0;
+        double sum = matmul.is_more ? matmul.sums[each] : 0;
         for (int input = 0; input < 16; ++input)
-            sum += bfloat16(product.left[each / 2 % 2][input / 2], input % 2) *
-                   right_of(product.right, each / 4 * 8 + lane() % 4 * 2 + each % 2, input);
-        product.sums[each] = (float)sum;
+            sum += bfloat16(matmul.left[each / 2 % 2][input / 2], input % 2) *
+                   right_of(matmul.right, each / 4 * 8 + lane() % 4 * 2 + each % 2, input);
+        matmul.sums[each] = (float)sum;
     }
 }
 
-template <int LATER> void wait_for_products() {
-    for (; fiber->product_groups.size() > LATER; fiber->product_groups.pop_front())
-        for (const Product& product : fiber->product_groups.front()) do_product(product);
+template <int LATER> void wait_for_wgmma() {
+    for (; fiber->matmul_groups.size() > LATER; fiber->matmul_groups.pop_front())
+        for (const Matmul& matmul : fiber->matmul_groups.front()) do_matmul(matmul);
 }
 #endif

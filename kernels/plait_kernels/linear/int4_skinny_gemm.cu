@@ -1,7 +1,7 @@
 // GEMM of a few rows with 4-bit weights, as fast as memory gives the codes.
 //
 // A block has all inputs of TILES tiles of 16 outputs at a time; its WARPS share the chunks of inputs, and their sums
-// are added in a fixed order. A warp holds the codes of DEPTH chunks in registers, read ahead over the end of a tile;
+// are added in a fixed order. A warp holds the codes of AHEAD chunks in registers, read ahead over the end of a tile;
 // the first are read before the kernel before this one has ended. Rows stay in shared memory.
 #include "int4_codes.cuh"
 
@@ -68,7 +68,7 @@ __device__ void add_chunk(float (&sums)[TILES][4], const Words& words, unsigned 
 #pragma unroll
                 for (int high = 0; high < 2; ++high) {
                     const unsigned mark = words.marks[tile][quarter * SCALES / 4];
-                    scale[tile][high] = widened(__shfl_sync(~0u, mark, output + 8 * high));
+                    scale[tile][high] = float_of_scale(__shfl_sync(~0u, mark, output + 8 * high));
                     less[tile][high] = less_of(__shfl_sync(~0u, mark, 16 + output + 8 * high));
                 }
         }
@@ -114,7 +114,7 @@ __device__ void write_sums(unsigned short* out, long long out_stride, const floa
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    int4_few_rows(const unsigned short* x, const uint4* codes, const Scale* scale, const unsigned char* zero,
+    int4_skinny_gemm(const unsigned short* x, const uint4* codes, const Scale* scale, const unsigned char* zero,
                   unsigned short* out, long long rows, long long outputs, long long inputs, long long chunks,
                   long long out_stride) {
     const Matrix matrix = {codes, scale, zero, (int)outputs, (int)inputs, (int)chunks};
@@ -124,10 +124,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     float* parts = (float*)shared_memory();
     const unsigned kept = shared_address(parts + 2 * PART_FLOATS);
     const int stride = matrix.num_chunks * CHUNK * 2 + 16;  // the 16 spread rows over the banks
-    Words words[DEPTH];
+    Words words[AHEAD];
     let_the_next_kernel_begin();
 #pragma unroll
-    for (int ahead = 0; ahead < DEPTH; ++ahead)
+    for (int ahead = 0; ahead < AHEAD; ++ahead)
         if (ahead < num_own) read_words(words[ahead], matrix, blockIdx.x * TILES, first + ahead, lane);
     wait_for_the_kernel_before();
     copy_rows(kept, stride, x, num_rows, matrix);
@@ -137,14 +137,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     for (int step = blockIdx.x; step < num_steps; step += gridDim.x) {
         float sums[TILES][4] = {};
         const int next = step + gridDim.x;
-        for (int begin = 0; begin < num_own; begin += DEPTH) {
+        for (int begin = 0; begin < num_own; begin += AHEAD) {
 #pragma unroll
-            for (int ahead = 0; ahead < DEPTH; ++ahead) {
+            for (int ahead = 0; ahead < AHEAD; ++ahead) {
                 const int own = begin + ahead;
                 if (own >= num_own) continue;
                 add_chunk(sums, words[ahead], row_at + own * CHUNK * 2, lane);
-                if (own + DEPTH < num_own)
-                    read_words(words[ahead], matrix, step * TILES, first + own + DEPTH, lane);
+                if (own + AHEAD < num_own)
+                    read_words(words[ahead], matrix, step * TILES, first + own + AHEAD, lane);
                 else if (next < num_steps)
                     read_words(words[ahead], matrix, next * TILES, first + ahead, lane);
             }

@@ -34,7 +34,7 @@ struct Marks {
 #if SCALE_KIND == 2
             const float whole = scales[own];
 #else
-            const float whole = widened(scales[own]);
+            const float whole = float_of_scale(scales[own]);
 #endif
             scale[high] = bfloat16_pair(whole, whole);
             const float left = whole - __uint_as_float(scale[high] << 16);
@@ -121,14 +121,14 @@ __device__ void add_stage(float (&sums)[ROWS / 2], unsigned (&values)[2][4], Mar
     for (int quarter = 0; quarter < 4; ++quarter) {
         if (SCALES > 1 && quarter % (4 / SCALES) == 0) marks.read(stage, quarter * SCALES / 4, output);
         unsigned(&own)[4] = values[quarter % 2];
-        wait_for_products<1>();
+        wait_for_wgmma<1>();
         own[0] = marks.values(words.x, quarter, 0);
         own[1] = marks.values(words.y, quarter, 1);
         own[2] = marks.values(words.z, quarter, 0);
         own[3] = marks.values(words.w, quarter, 1);
-        begin_products();
+        begin_wgmma();
         multiply_add(sums, own, rows_at(address + quarter * 32), index || quarter);
-        close_products();
+        close_wgmma();
     }
 }
 
@@ -170,7 +170,7 @@ __device__ void write_sums(unsigned short* out, long long out_stride, int num_ro
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    int4_many_rows(const unsigned short* x, const uint4* codes, const Scale* scale, const unsigned char* zero,
+    int4_wgmma_gemm(const unsigned short* x, const uint4* codes, const Scale* scale, const unsigned char* zero,
                    unsigned short* out, long long rows, long long outputs, long long inputs, long long chunks,
                    long long out_stride) {
     const Matrix matrix = {codes, scale, zero, (int)outputs, (int)inputs, (int)chunks};
@@ -192,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     Marks marks;
     for (int index = 0; index < place.num_stages; ++index) {
         wait_for_copies<AHEAD - 1>();
-        show_copies_to_products();
+        show_copies_to_wgmma();
         __syncthreads();
         if (index + AHEAD < place.num_stages) {
             copy_weights(matrix, place, written, index + AHEAD);
@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if ((read += STAGE_BYTES) == end) read = first;
         if ((written += STAGE_BYTES) == end) written = first;
     }
-    wait_for_products<0>();
+    wait_for_wgmma<0>();
     wait_for_copies<0>();
     __syncthreads();
     keep_sums((float*)stages, sums);
