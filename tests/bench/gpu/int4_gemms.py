@@ -372,7 +372,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=140, help="after which no further shape is begun")
     parser.add_argument("--shards", action="store_true", help="the matrices of 2 and 4 ranks instead")
-    parser.add_argument("--cuda-only", action="store_true", help="leave out Triton's tiles and experts")
+    parser.add_argument(
+        "--cuda-only", action="store_true", help="leave out Triton's tiles and experts: not for the table"
+    )
     parser.add_argument("--write", action="store_true", help="add the fastest tiles to this GPU's tuning table")
     options = parser.parse_args()
     begun = time.monotonic()
