@@ -57,10 +57,13 @@ for node in "${!hosts[@]}"; do
     done
 done
 
-# Each host's standard input stays open as long as this script lives. A line drains, its end stops at once.
+# Each host's standard input stays open as long as this script lives. A line drains, its end stops at once, and so does
+# silence once it has got signs of life: the host's own end of a cut connection stays open.
 folder=$(mktemp -d)
-nodes=() inputs=()
+nodes=() inputs=() signs=""
 finish() {
+    [ -z "$signs" ] || exec {signs}>&-
+    signs=""
     for input in "${inputs[@]}"; do exec {input}>&-; done
     inputs=()
 }
@@ -85,6 +88,17 @@ for node in "${!hosts[@]}"; do
     nodes+=($!)
     inputs+=("$input")
 done
+
+# It ends with this script, or once the script closes `signs`: nothing else holds that.
+mkfifo "$folder/signs"
+(
+    trap '' INT TERM
+    trap - EXIT
+    while read -rt 3 _ || [ $? -gt 128 ]; do
+        for input in "${inputs[@]}"; do printf . >&"$input"; done
+    done
+) < "$folder/signs" &
+exec {signs}> "$folder/signs"
 
 code=0
 for node in "${!hosts[@]}"; do

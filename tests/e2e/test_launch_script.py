@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from plait.nodes.key_files import write_new_keys
+from plait.nodes.signals import SILENCE_SECONDS
 from plait_testing.budgets import ROOT
 from plait_testing.node_network import NodeNetwork, reason_without_namespaces
 from plait_testing.running_server import Server, wait_until_ready
@@ -89,6 +91,26 @@ def test_hosts_behind_ssh_serve_and_nothing_is_left_running(
     assert left == []
     code = script.wait()
     assert code == {"ctrl-c": 0, "two ctrl-c": 0, "killed": -9}.get(how, code)
+
+
+@pytest.mark.slow
+def test_hosts_stop_behind_connections_that_are_cut_without_a_word(
+    network: NodeNetwork, tmp_path: Path, check_models: Path
+) -> None:
+    """The script stands still with its signs of life, and the hosts' standard input stays open."""
+    script = start(network, tmp_path, check_models / "recall-gqa")
+    everything = [psutil.Process(script.process.pid), *script.workers()]
+    own = [one for one in everything if any(word.endswith(SCRIPT.name) for word in one.cmdline())]
+    for one in own:
+        one.suspend()
+    at_hosts = [one for one in everything if one not in own]
+    deadline = time.monotonic() + SILENCE_SECONDS + 15
+    # Nobody reaps the children of what stands still.
+    while any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in at_hosts):
+        assert time.monotonic() < deadline, at_hosts
+        time.sleep(0.1)
+    for one in own:
+        one.kill()
 
 
 def test_a_command_line_without_hosts_is_refused() -> None:

@@ -6,8 +6,10 @@ import asyncio
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable
 
+import pytest
 from plait.nodes.signals import StopRequests
 
 
@@ -31,6 +33,16 @@ def test_a_line_asks_once_and_the_end_of_a_pipe_asks_twice() -> None:
     reader, writer = os.pipe()
     assert requests_after(reader, lambda: os.write(writer, b"drain\n")) == 1
     assert requests_after(reader, lambda: os.close(writer)) == 2
+    os.close(reader)
+
+
+def test_silence_behind_signs_of_life_asks_twice_as_an_end_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait.nodes.signals.SILENCE_SECONDS", 0.5)
+    reader, writer = os.pipe()
+    began = time.monotonic()
+    assert requests_after(reader, lambda: os.write(writer, b"..")) == 2
+    assert time.monotonic() - began >= 0.5
+    os.close(writer)
     os.close(reader)
 
 

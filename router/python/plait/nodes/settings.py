@@ -14,6 +14,7 @@ from plait.hub_settings import HubSettings
 from plait.kv_events_settings import KvEventsSettings
 from plait.log_settings import LogSettings
 from plait.metrics_settings import MetricsSettings
+from plait.nodes.signals import SILENCE_SECONDS
 from plait.proxy_settings import ProxySettings
 from plait.setting import Setting
 from plait.settings import (
@@ -93,7 +94,11 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None, Setting("file to which the head appends the lines of all nodes", unset="standard error alone")
     ] = None
     stop_with_stdin: Annotated[
-        bool, Setting("drain at a line on standard input, stop at once at its end: for a launcher behind ssh")
+        bool,
+        Setting(
+            "drain at a line on standard input, stop at once at its end, or where dots came, each a sign of life, and "
+            f"stay away for {SILENCE_SECONDS:g} s: for a launcher behind ssh"
+        ),
     ] = False
     dry_run: Annotated[bool, Setting("print the layout and start nothing")] = False
 
