@@ -48,6 +48,8 @@ RESTART = ("--restart", "group", "--restart-budget", "1000")
 FLAGS = ("--tp", "2", "--dp", "2", "--max-model-len", "1024", *RESTART)
 NUM_CLIENTS = 6
 CONTEXT = 512
+NUM_PROBLEMS = 200
+"""Each has grammars of its own, and the engine keeps those of the last ones: memory is flat once it has them all."""
 IDLE_SECONDS, READY_SECONDS = 120.0, 180.0
 MEMORY_SECONDS = 20.0
 POLL_SECONDS = 0.1
@@ -98,7 +100,7 @@ Asked = Callable[[httpx.Client, random.Random], str]
 
 def answered(client: httpx.Client, draw: random.Random, **fields: object) -> str:
     """A recall problem: `right`, `wrong`, or the server's status."""
-    (problem,) = recall.problems(draw.randrange(1 << 30), 1, CONTEXT)
+    (problem,) = recall.problems(draw.randrange(NUM_PROBLEMS), 1, CONTEXT)
     constraint = recall.constraint(draw.randrange(4), problem) if "n" not in fields else {}
     given = recall.ask(client, problem, MODEL.name, **fields, **constraint)
     if given.startswith("HTTP "):
