@@ -97,7 +97,7 @@ def test_hosts_behind_ssh_serve_and_nothing_is_left_running(
 def test_hosts_stop_behind_connections_that_are_cut_without_a_word(
     network: NodeNetwork, tmp_path: Path, check_models: Path
 ) -> None:
-    """The script stands still with its signs of life, and the hosts' standard input stays open."""
+    """The script is suspended, no signs of life come from it, and the hosts' standard input stays open."""
     script = start(network, tmp_path, check_models / "recall-gqa")
     everything = [psutil.Process(script.process.pid), *script.workers()]
     own = [one for one in everything if any(word.endswith(SCRIPT.name) for word in one.cmdline())]
@@ -105,7 +105,7 @@ def test_hosts_stop_behind_connections_that_are_cut_without_a_word(
         one.suspend()
     at_hosts = [one for one in everything if one not in own]
     deadline = time.monotonic() + SILENCE_SECONDS + 15
-    # Nobody reaps the children of what stands still.
+    # Nobody reaps the children of what is suspended.
     while any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in at_hosts):
         assert time.monotonic() < deadline, at_hosts
         time.sleep(0.1)
