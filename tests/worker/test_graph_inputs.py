@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from plait_kernels.attention import attend
-from plait_kernels.kv_cache import store
+from plait_kernels.kv_cache import PageScales, store
 from plait_kernels.sampling import sample_greedy
 from plait_testing.attention_cases import cpu_attention
 from plait_testing.stepper import Stepper
@@ -45,7 +45,7 @@ class TokenByToken:
     lengths: DeviceLengths
     scale: float
 
-    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
+    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, _scales: PageScales) -> Tensor:
         store(k_TGD, v_TGD, pages, slot_mapping(self.rows, self.lengths, PAGE))
         out_THD = torch.empty_like(q_THD)
         for token, (row, position) in enumerate(zip(self.lengths.row_T, self.rows.positions_T, strict=True)):
