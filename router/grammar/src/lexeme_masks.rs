@@ -20,8 +20,8 @@ const SHORT: Duration = Duration::from_micros(50);
 /// What making a split takes, about: a state's masks must have taken as long before. So making it never doubles what an
 /// answer waits for, however seldom the state comes.
 const COST: Duration = Duration::from_millis(2);
-/// Splits of a lexer at most; each has some 40 kB.
-const MAX_SPLITS: usize = 256;
+/// Of a lexer's splits at most: 256 of the usual 40 kB. One in which many tokens end the lexeme has more than a megabyte.
+const MAX_BYTES: usize = 10 << 20;
 /// States of which more is known than nothing.
 const MAX_STATES: usize = 1 << 14;
 
@@ -29,6 +29,7 @@ const MAX_STATES: usize = 1 << 14;
 pub(crate) struct LexemeMasks {
     library: Arc<SlicedBiasComputer>,
     cost: Duration,
+    max_bytes: usize,
     known: Mutex<Known>,
 }
 
@@ -51,14 +52,15 @@ enum State {
 
 impl LexemeMasks {
     pub(crate) fn new(library: Arc<SlicedBiasComputer>) -> Self {
-        Self::with_cost(COST, library)
+        Self::with_limits(COST, MAX_BYTES, library)
     }
 
-    /// The same if a split were as cheap as that.
-    pub(crate) fn with_cost(cost: Duration, library: Arc<SlicedBiasComputer>) -> Self {
+    /// The same if a split were as cheap as that, and all of them had so many bytes at most.
+    fn with_limits(cost: Duration, max_bytes: usize, library: Arc<SlicedBiasComputer>) -> Self {
         Self {
             library,
             cost,
+            max_bytes,
             known: Mutex::default(),
         }
     }
@@ -95,8 +97,7 @@ impl LexemeMasks {
         // Its parser has a limit for each mask, which both must fit.
         let is_cheap = rec.stats_mut().all_items - num_before < parser_limits().step_max_items / 4;
         let split = is_cheap.then(|| Split::of(state, self.trie(), rec, &mask));
-        let split = split.flatten().map(Arc::new);
-        self.with(|known| known.note(state, split.map_or(State::Whole, State::Split)));
+        self.with(|known| known.note_split(state, split.flatten(), self.max_bytes));
         mask
     }
 }
@@ -126,15 +127,18 @@ impl Known {
         if self.states.len() == MAX_STATES && !self.states.contains_key(&state) {
             return;
         }
-        let what = match what {
-            State::Split(_) if self.num_splits == MAX_SPLITS => State::Whole,
-            what => what,
-        };
-        if let State::Split(split) = &what {
+        self.states.insert(state, what);
+    }
+
+    /// Keeps a split if there is one, and room for it.
+    fn note_split(&mut self, state: StateID, split: Option<Split>, max_bytes: usize) {
+        let kept = split.filter(|it| self.num_bytes + it.num_bytes() <= max_bytes);
+        if let Some(split) = &kept {
             self.num_splits += 1;
             self.num_bytes += split.num_bytes();
         }
-        self.states.insert(state, what);
+        let what = kept.map_or(State::Whole, |it| State::Split(Arc::new(it)));
+        self.note(state, what);
     }
 }
 
@@ -228,7 +232,7 @@ mod tests {
         for lark in GRAMMARS {
             let mut shared = parser(&vocabulary, lark);
             let library = vocabulary.factory.slicer();
-            let masks = Arc::new(LexemeMasks::with_cost(Duration::ZERO, library));
+            let masks = Arc::new(LexemeMasks::with_limits(Duration::ZERO, MAX_BYTES, library));
             shared.bias_computer = masks.clone();
             for draw in 0..60 {
                 follow(shared.clone(), parser(&vocabulary, lark), draw);
@@ -243,12 +247,30 @@ mod tests {
         let vocabulary = vocabulary();
         for (cost, expected) in [(Duration::ZERO, true), (Duration::MAX, false)] {
             let mut shared = parser(&vocabulary, GRAMMARS[0]);
-            let masks = Arc::new(LexemeMasks::with_cost(cost, vocabulary.factory.slicer()));
+            let library = vocabulary.factory.slicer();
+            let masks = Arc::new(LexemeMasks::with_limits(cost, MAX_BYTES, library));
             shared.bias_computer = masks.clone();
             for draw in 0..4 {
                 follow(shared.clone(), parser(&vocabulary, GRAMMARS[0]), draw);
             }
             assert_eq!(masks.num_bytes() > 0, expected);
         }
+    }
+
+    #[test]
+    fn splits_have_no_more_than_their_bytes() {
+        let vocabulary = vocabulary();
+        let mut most = [0; 2];
+        for (max_bytes, most) in [4000, MAX_BYTES].into_iter().zip(&mut most) {
+            let mut shared = parser(&vocabulary, GRAMMARS[0]);
+            let library = vocabulary.factory.slicer();
+            let masks = Arc::new(LexemeMasks::with_limits(Duration::ZERO, max_bytes, library));
+            shared.bias_computer = masks.clone();
+            for draw in 0..60 {
+                follow(shared.clone(), parser(&vocabulary, GRAMMARS[0]), draw);
+            }
+            *most = masks.num_bytes();
+        }
+        assert!(0 < most[0] && most[0] <= 4000 && 4000 < most[1], "{most:?}");
     }
 }
