@@ -51,8 +51,9 @@ def tiles_for(num_pairs_per_expert: float, width: int) -> Tiles:
     is_narrow = width <= _NARROW
     if num_pairs_per_expert <= 12:
         gate_up = Tile(16, 64, 128, 4, 3) if width % 128 else Tile(16, 128, 128, 4, 2)
-        is_split = is_narrow and num_pairs_per_expert > 6
-        return Tiles(Tile(32, 64, 128, 4, 2) if is_split else gate_up, Tile(16, 128, 128, 4, 3))
+        if is_narrow and num_pairs_per_expert > 6:
+            gate_up = Tile(32, 64, 128, 4, 2)
+        return Tiles(gate_up, Tile(16, 128, 128, 4, 3))
     if num_pairs_per_expert <= 24:
         return Tiles(Tile(32, 64, 128, 4, 2), Tile(32, 64, 128, 4, 2))
     if num_pairs_per_expert <= 90:
