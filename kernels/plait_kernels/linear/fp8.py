@@ -24,6 +24,9 @@ ROWS_MULTIPLE = 4
 """Of rows with grouped scales, for cuBLASLt, which reads scales by 16 bytes."""
 MULTIPLE = 16
 """Of inputs and outputs, for the tensor cores."""
+MAX_FAST_INPUTS = 4096
+"""Sums over so many inputs lose up to 0.7% of the largest output in the tensor cores' own accumulators, measured on
+an H200; rounding one value to FP8 loses up to 6%. Longer ones are added in float32."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from plait_kernels.activation import silu_mul
-from plait_kernels.linear.fp8 import GROUP, MULTIPLE, ROWS_MULTIPLE, Fp8Rows, Fp8Weight
+from plait_kernels.linear.fp8 import GROUP, MAX_FAST_INPUTS, MULTIPLE, ROWS_MULTIPLE, Fp8Rows, Fp8Weight
 from plait_kernels.linear.gemm import fp8_gemm, gemv, quantise_rows, rmsnorm_quantise, silu_mul_quantise
 from plait_kernels.linear.gemm_tuning import FP8_TILE, fp8_tiles_of
 from plait_kernels.linear.matrix import Matrix
@@ -14,10 +14,6 @@ from plait_kernels.linear.reference import RowNorm
 
 CAPABILITY = 9
 """Of Hopper GPUs, for which the kernels were tried."""
-
-MAX_FAST_INPUTS = 4096
-"""Sums over so many inputs lose up to 0.7% of the largest output in the tensor cores' own accumulators, measured on
-an H200; rounding one value to FP8 loses up to 6%. Longer ones are added in float32."""
 
 
 def fp8_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:

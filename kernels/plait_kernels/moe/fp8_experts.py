@@ -33,9 +33,11 @@ class Fp8Experts:
             from plait_kernels.moe import indexed_gemv_triton
 
             return indexed_gemv_triton.expert_mlps(x_TH, *experts, weights_TK, experts_TK)
-        from plait_kernels.moe import fp8_grouped_gemm_triton
+        from plait_kernels.moe import fp8_grouped_gemm_torch, fp8_grouped_gemm_triton
         from plait_kernels.moe.grouped_gemm_triton import combine
 
+        if fp8_grouped_gemm_torch.is_faster(len(x_TH), *experts):
+            return fp8_grouped_gemm_torch.expert_mlps(x_TH, *experts, weights_TK, experts_TK)
         out_TH = torch.empty_like(x_TH)
         pairs_per_expert = experts_TK.numel() / len(self.down_EHI.stored_OI)
         parts_NH = fp8_grouped_gemm_triton.expert_parts(x_TH, *experts, experts_TK, pairs_per_expert)
@@ -70,12 +72,13 @@ def _stacked(weights: Sequence[Fp8Weight]) -> Fp8Weight:
 def reference_parts(x_TH: Tensor, gate_up_EJH: Fp8Weight, down_EHI: Fp8Weight, experts_TK: Tensor) -> Tensor:
     """Each pair's output, float32 ``[T K, H]``; zeros where its expert is -1."""
     num_tokens, top_k = experts_TK.shape
-    x_TH = quantise_rows(x_TH, is_grouped=True).dequantised()
+    is_grouped = gate_up_EJH.block_rows > 0
+    x_TH = quantise_rows(x_TH, is_grouped=is_grouped).dequantised()
     parts_NH = x_TH.new_zeros(num_tokens * top_k, x_TH.shape[1])
     for expert in range(len(down_EHI.stored_OI)):
         pairs = (experts_TK.flatten() == expert).nonzero()[:, 0]
         gate_up_NJ = x_TH[pairs // top_k] @ _one(gate_up_EJH, expert).dequantised().T
-        gated = silu_mul_quantise(gate_up_NJ, is_grouped=True).dequantised()
+        gated = silu_mul_quantise(gate_up_NJ, is_grouped=is_grouped).dequantised()
         parts_NH[pairs] = gated @ _one(down_EHI, expert).dequantised().T
     return parts_NH
 

@@ -1,6 +1,6 @@
 """Experts in FP8 for three tokens or more in Triton: rows are quantised, and a grouped GEMM goes by lists of pairs.
 
-Weights have a scale for each block or each output; rows have one for each 128 elements in both.
+Weights have a scale for each block, and rows one for each 128 elements, or each output and each row has one.
 
 Shapes: T tokens, E experts, K experts a token, H the hidden size, I an expert's width, J = 2 I, N = T K pairs of token
 and expert.
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plait_kernels.linear.fp8 import GROUP, Fp8Rows, Fp8Weight
+from plait_kernels.linear.fp8 import GROUP, MAX_FAST_INPUTS, Fp8Rows, Fp8Weight
 from plait_kernels.linear.fp8_quantise_triton import quantise_rows, silu_mul_quantise
 from plait_kernels.moe.grouped_gemm_triton import Tile, grouped_grid, launch_options, list_pairs, own_pairs, own_tile
 from plait_kernels.pdl import pdl_wait
@@ -36,9 +36,10 @@ def expert_parts(
     lists = (*list_pairs(experts_TK, num_experts), num_tokens)
     tile = tile_for(num_pairs_per_expert)
     gate_up_NJ = x_TH.new_empty(num_tokens * top_k, gate_up_EJH.stored_OI.shape[1])
-    _grouped_gemm(quantise_rows(x_TH, is_grouped=True), gate_up_EJH, gate_up_NJ, lists, top_k, tile)
+    is_grouped = gate_up_EJH.block_rows > 0
+    _grouped_gemm(quantise_rows(x_TH, is_grouped=is_grouped), gate_up_EJH, gate_up_NJ, lists, top_k, tile)
     parts_NH = x_TH.new_empty(num_tokens * top_k, hidden_size)
-    _grouped_gemm(silu_mul_quantise(gate_up_NJ, is_grouped=True), down_EHI, parts_NH, lists, 1, tile)
+    _grouped_gemm(silu_mul_quantise(gate_up_NJ, is_grouped=is_grouped), down_EHI, parts_NH, lists, 1, tile)
     return parts_NH
 
 
@@ -60,6 +61,7 @@ def _grouped_gemm(
         TOP_K=top_k,
         IS_EVEN=num_outputs % tile.outputs == 0 and num_inputs % tile.inputs == 0,
         BLOCK_ROWS=weight.block_rows,
+        IS_SHORT=weight.block_rows == 0 and num_inputs <= MAX_FAST_INPUTS,
         GROUP=GROUP,
         **launch_options(tile, out_NO),
     )
@@ -81,6 +83,7 @@ def _fp8_grouped_kernel(  # type: ignore[no-untyped-def]  # budget: one loop ove
     TOP_K: tl.constexpr,
     IS_EVEN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    IS_SHORT: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -106,10 +109,14 @@ def _fp8_grouped_kernel(  # type: ignore[no-untyped-def]  # budget: one loop ove
                 is_input = begin + column < NUM_INPUTS
                 x = tl.load(x_at + begin, mask=is_entry[:, None] & is_input[None, :], other=0.0)
                 weight = tl.load(weight_at + begin, mask=is_input[:, None] & is_output[None, :], other=0.0)
-            part = tl.dot(x, weight)
-            group = begin // GROUP
-            x_scale = tl.load(x_scale_ptr + group * scale_stride + row, mask=is_entry, other=0.0)
-            if BLOCK_ROWS > 0:
+            if IS_SHORT:
+                sums = tl.dot(x, weight, sums)
+            elif BLOCK_ROWS == 0:
+                sums += tl.dot(x, weight)
+            else:
+                part = tl.dot(x, weight)
+                group = begin // GROUP
+                x_scale = tl.load(x_scale_ptr + group * scale_stride + row, mask=is_entry, other=0.0)
                 if BLOCK_ROWS >= OUTPUTS:
                     block = (
                         expert * ((NUM_OUTPUTS + BLOCK_ROWS - 1) // BLOCK_ROWS)
@@ -121,9 +128,8 @@ def _fp8_grouped_kernel(  # type: ignore[no-untyped-def]  # budget: one loop ove
                     blocks = expert * ((NUM_OUTPUTS + BLOCK_ROWS - 1) // BLOCK_ROWS) + output // BLOCK_ROWS
                     w_scale = tl.load(scale_ptr + blocks * NUM_GROUPS + group, mask=is_output, other=0.0)
                     sums += part * x_scale[:, None] * w_scale[None, :]
-            else:
-                sums += part * x_scale[:, None]
         if BLOCK_ROWS == 0:
+            sums *= tl.load(x_scale_ptr + row, mask=is_entry, other=0.0)[:, None]
             sums *= tl.load(scale_ptr + expert * NUM_OUTPUTS + output, mask=is_output, other=0.0)[None, :]
         out_at = out_ptr + pair[:, None] * NUM_OUTPUTS + output[None, :]
         tl.store(out_at, sums.to(out_ptr.dtype.element_ty), mask=is_entry[:, None] & is_output[None, :])

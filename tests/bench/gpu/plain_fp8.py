@@ -1,7 +1,7 @@
 """FP8 matmuls as they are defined, by torch alone: what the server computes that scores a run's streams again.
 
 Weights are the engine's e4m3 numbers and scales. A row is rounded to e4m3 with a scale of its own, or one for each 128
-elements where weights have blocks and in experts; a row that the engine computed by itself is not rounded. e4m3 numbers
+elements where weights have blocks; a row that the engine computed by itself is not rounded. e4m3 numbers
 are multiplied as bfloat16 or float32, which hold them exactly, summed in float32, scaled, and rounded to bfloat16 once.
 No FP8 GEMM, GEMV or quantising kernel of ours or of cuBLASLt takes part, so that a fault of one shows.
 
@@ -77,7 +77,7 @@ class PlainFp8:
     def matmul(self, x_NI: Tensor, weight: Fp8Weight, *, is_grouped: bool, alone_N: Tensor | None) -> Tensor:
         """bfloat16 ``[N, O]``."""
         rows = quantise_rows(x_NI, is_grouped=is_grouped)
-        if is_grouped or weight.block_rows:
+        if is_grouped:
             given_NI = _where(alone_N, x_NI.float(), rows.dequantised())
             return self.rounded(given_NI @ weight.dequantised().T)
         given_NI = _where(alone_N, x_NI.float(), rows.stored_NI.float())
@@ -102,14 +102,15 @@ class PlainFp8:
     def of_experts(self, experts: Fp8Experts, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
         """See ``plait_kernels.moe.expert_mlps``."""
         num_tokens, top_k = experts_TK.shape
+        is_grouped = experts.gate_up_EJH.block_rows > 0
         parts = x_TH.new_zeros(num_tokens * top_k, x_TH.shape[1], dtype=torch.float32)
         for expert in experts_TK.unique().tolist():
             pairs = (experts_TK.flatten() == expert).nonzero()[:, 0]
             alone = None if self.alone_N is None else self.alone_N[pairs // top_k]
             gate_up, down = (_one(stack, expert) for stack in (experts.gate_up_EJH, experts.down_EHI))
-            both = self.matmul(x_TH[pairs // top_k], gate_up, is_grouped=True, alone_N=alone)
+            both = self.matmul(x_TH[pairs // top_k], gate_up, is_grouped=is_grouped, alone_N=alone)
             gated = activation.silu_mul(both.float())
-            parts[pairs] = self.matmul(gated, down, is_grouped=True, alone_N=alone).float()
+            parts[pairs] = self.matmul(gated, down, is_grouped=is_grouped, alone_N=alone).float()
         return torch.einsum("tkh,tk->th", parts.unflatten(0, experts_TK.shape), weights_TK.float()).to(x_TH.dtype)
 
 

@@ -171,7 +171,6 @@ def test_experts_are_the_weighted_sum_of_their_mlps(kind: str, num_tokens: int) 
     chosen_TK = torch.rand(num_tokens, 7, device="cuda").argsort(dim=1)[:, :2].contiguous()
     parts_NH = reference_parts(x_TH, experts.gate_up_EJH, experts.down_EHI, chosen_TK)
     right_TH = torch.einsum("tkh,tk->th", parts_NH.unflatten(0, (num_tokens, 2)), weights_TK)
-    # Rows are rounded to FP8 twice, with a scale for each group here and in places one for each row there.
     assert off_by(experts(x_TH, weights_TK, chosen_TK), right_TH) < 2**-4
 
 

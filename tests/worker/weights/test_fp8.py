@@ -145,9 +145,9 @@ def test_experts_are_the_weighted_sum_of_their_mlps(kind: str) -> None:
     right = torch.zeros(7, hidden, dtype=torch.float64)
     for token, choice in ((token, choice) for token in range(7) for choice in range(2)):
         gate_up, down = made[int(chosen[token, choice])]
-        row = rounded_rows(x[token : token + 1], is_grouped=True)
+        row = rounded_rows(x[token : token + 1], is_grouped=kind == "blocks")
         gate, up = (row @ exactly(gate_up).T).chunk(2, dim=1)
-        gated = rounded_rows(torch.nn.functional.silu(gate) * up, is_grouped=True)
+        gated = rounded_rows(torch.nn.functional.silu(gate) * up, is_grouped=kind == "blocks")
         right[token] += float(weights[token, choice]) * (gated @ exactly(down).T)[0]
     assert off_by(stack_fp8(made)(x, weights, chosen), right) < 2**-4, "but for numbers half way between two"
 

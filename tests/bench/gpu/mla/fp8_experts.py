@@ -1,0 +1,138 @@
+"""DeepSeek-V2-Lite's experts in FP8 by each of the ways, beside bfloat16: which is fastest for how many tokens.
+
+    python tests/bench/gpu/mla/fp8_experts.py [--tiles] [--seconds 90] --out FILE
+
+Times are whole calls of both GEMMs, rows quantised within. `--tiles` tries every tile of the lists of pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from plait.bench.result_file import commit, machine, versions
+from plait_kernels.linear.fp8 import Fp8Weight, quantise_blocks, quantise_outputs
+from plait_kernels.moe import (
+    GroupLimit,
+    Routing,
+    fp8_grouped_gemm_torch,
+    fp8_grouped_gemm_triton,
+    grouped_gemm_torch,
+    grouped_gemm_triton,
+    route,
+)
+from plait_kernels.moe.fp8_experts import Fp8Experts, stack_fp8
+from plait_kernels.moe.grouped_gemm_triton import Tile, combine
+from triton.runtime.errors import OutOfResources
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from bench.gpu.mla.decode_layers import microseconds
+
+NUM_EXPERTS, NUM_SHARED, TOP_K, HIDDEN, WIDTH = 64, 2, 6, 2048, 1408
+TOKENS = (4, 16, 64, 256, 512, 1024, 2048, 4096, 8192)
+KINDS: dict[str, Callable[[torch.Tensor], Fp8Weight]] = {"outputs": quantise_outputs, "blocks": quantise_blocks}
+TILES = (
+    Tile(16, 64, 128, 4, 4),
+    Tile(16, 128, 128, 4, 3),
+    Tile(16, 128, 128, 4, 5),
+    Tile(16, 128, 256, 4, 3),
+    Tile(32, 64, 128, 4, 4),
+    Tile(32, 128, 128, 4, 3),
+    Tile(64, 128, 128, 4, 3),
+    Tile(64, 128, 128, 4, 4),
+    Tile(64, 256, 128, 8, 3),
+    Tile(128, 128, 128, 4, 4),
+    Tile(128, 128, 128, 8, 3),
+    Tile(128, 128, 128, 8, 4),
+    Tile(128, 256, 128, 8, 3),
+)
+Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def experts_of(kind: str) -> Fp8Experts:
+    """Random ones."""
+
+    def one(*size: int) -> Fp8Weight:
+        return KINDS[kind](torch.randn(size, device="cuda") * 0.02)
+
+    return stack_fp8((one(2 * WIDTH, HIDDEN), one(HIDDEN, WIDTH)) for _ in range(NUM_EXPERTS + NUM_SHARED))
+
+
+def listed(experts: Fp8Experts, given: Given, tile: Tile) -> torch.Tensor:
+    """By lists of pairs with a tile."""
+    x_TH, weights_TK, experts_TK = given
+    fp8_grouped_gemm_triton.tile_for = lambda num_pairs_per_expert: tile
+    parts = fp8_grouped_gemm_triton.expert_parts(x_TH, experts.gate_up_EJH, experts.down_EHI, experts_TK, 1.0)
+    out_TH = torch.empty_like(x_TH)
+    combine(parts, weights_TK, out_TH)
+    return out_TH
+
+
+def ways(experts: Fp8Experts, given: Given, tiles: tuple[Tile, ...]) -> Iterator[tuple[str, float]]:
+    """Microseconds of each way that can be."""
+    for tile in tiles:
+        try:
+            yield f"lists, tile {tile}", microseconds(partial(listed, experts, given, tile), 10)
+        except OutOfResources:
+            continue
+    if not experts.gate_up_EJH.block_rows and len(given[0]) >= 64:
+        stacks = experts.gate_up_EJH, experts.down_EHI
+        call = partial(fp8_grouped_gemm_torch.expert_mlps, given[0], *stacks, *given[1:])
+        yield "scaled grouped GEMM", microseconds(call, 10)
+
+
+def of_bfloat16(given: Given, stacks: tuple[torch.Tensor, torch.Tensor]) -> Iterator[tuple[str, float]]:
+    """Of the same experts, widened."""
+    call = partial(grouped_gemm_triton.expert_mlps, given[0], *stacks, *given[1:])
+    yield "bfloat16, lists", microseconds(call, 10)
+    if len(given[0]) >= 512:
+        call = partial(grouped_gemm_torch.expert_mlps, given[0], *stacks, *given[1:])
+        yield "bfloat16, grouped GEMM", microseconds(call, 10)
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tiles", action="store_true", help="try every tile")
+    parser.add_argument("--seconds", type=float, default=90.0)
+    options = parser.parse_args()
+    end = time.monotonic() + options.seconds
+    routing = Routing("softmax", TOP_K, GroupLimit(1, 1), 1.0, num_shared=NUM_SHARED)
+    choose, rows = fp8_grouped_gemm_triton.tile_for, list[dict[str, object]]()
+    experts = {kind: experts_of(kind) for kind in KINDS}
+    stacks = experts["outputs"].gate_up_EJH.stored_OI, experts["outputs"].down_EHI.stored_OI
+    wide = stacks[0].bfloat16() * 1e-4, stacks[1].bfloat16() * 1e-4
+    for num_tokens in TOKENS:
+        x = torch.randn(num_tokens, HIDDEN, dtype=torch.bfloat16, device="cuda")
+        given = (x, *route(torch.randn(num_tokens, NUM_EXPERTS, device="cuda"), None, routing))
+        pairs = given[2].numel() / (NUM_EXPERTS + NUM_SHARED)
+        figures = dict(of_bfloat16(given, wide))
+        for kind, stack in experts.items():
+            tiles = TILES if options.tiles else (choose(pairs),)
+            figures |= {f"{kind}, {name}": us for name, us in ways(stack, given, tiles)}
+        case = f"V2-Lite experts, {num_tokens} tokens"
+        rows += [{"case": case, "metric": name, "unit": "us", "value": round(us, 2)} for name, us in figures.items()]
+        for name, us in sorted(figures.items(), key=lambda figure: figure[1]):
+            print(num_tokens, name, round(us, 1), flush=True)
+        if time.monotonic() > end:
+            break
+    result = {
+        "commit": commit(),
+        "command": " ".join(["tests/bench/gpu/mla/fp8_experts.py", *sys.argv[1:]]),
+        "machine": {"gpu": torch.cuda.get_device_name()} | machine(),
+        "versions": versions(("torch", "triton")),
+        "rows": rows,
+    }
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
