@@ -33,11 +33,9 @@ class Fp8Experts:
             from plait_kernels.moe import indexed_gemv_triton
 
             return indexed_gemv_triton.expert_mlps(x_TH, *experts, weights_TK, experts_TK)
-        from plait_kernels.moe import fp8_grouped_gemm_torch, fp8_grouped_gemm_triton
+        from plait_kernels.moe import fp8_grouped_gemm_triton
         from plait_kernels.moe.grouped_gemm_triton import combine
 
-        if fp8_grouped_gemm_torch.is_faster(len(x_TH), *experts):
-            return fp8_grouped_gemm_torch.expert_mlps(x_TH, *experts, weights_TK, experts_TK)
         out_TH = torch.empty_like(x_TH)
         pairs_per_expert = experts_TK.numel() / len(self.down_EHI.stored_OI)
         parts_NH = fp8_grouped_gemm_triton.expert_parts(x_TH, *experts, experts_TK, pairs_per_expert)

@@ -19,7 +19,7 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     """See ``plait_kernels.moe.expert_mlps``; bfloat16 alone, with H and I multiples of 8."""
     from plait_kernels.moe.grouped_gemm_triton import combine  # Triton is there only with a GPU
 
-    order_N, index_N, ends_E = sort_pairs(experts_TK, len(gate_up_EJH))
+    order_N, index_N, ends_E = _sort_pairs(experts_TK, len(gate_up_EJH))
     gate_up_NJ = F.grouped_mm(x_TH[order_N // experts_TK.shape[1]], gate_up_EJH.transpose(1, 2), offs=ends_E)
     sorted_NH = F.grouped_mm(silu_mul(gate_up_NJ), down_EHI.transpose(1, 2), offs=ends_E)
     out_TH = torch.empty_like(x_TH)
@@ -35,14 +35,14 @@ def expert_parts(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, experts_TK
     from plait_kernels.moe.first_rows_triton import silu_mul_first_rows, take_first_rows
 
     num_experts = len(gate_up_EJH)
-    order_N, index_N, ends_E = sort_pairs(torch.where(experts_TK < 0, num_experts, experts_TK), num_experts)
+    order_N, index_N, ends_E = _sort_pairs(torch.where(experts_TK < 0, num_experts, experts_TK), num_experts)
     sorted_x_NH = take_first_rows(x_TH, order_N, experts_TK.shape[1], ends_E[-1:])
     gate_up_NJ = F.grouped_mm(sorted_x_NH, gate_up_EJH.transpose(1, 2), offs=ends_E)
     gated_NI = silu_mul_first_rows(gate_up_NJ, ends_E[-1:])
     return F.grouped_mm(gated_NI, down_EHI.transpose(1, 2), offs=ends_E), index_N
 
 
-def sort_pairs(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+def _sort_pairs(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
     """Pairs by expert; at which of those a pair is; where each expert's end. An id of E is nobody's."""
     # A byte is sorted in one pass, an int64 in eight.
     kind = torch.uint8 if num_experts < 256 else torch.int16

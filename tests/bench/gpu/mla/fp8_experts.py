@@ -1,4 +1,4 @@
-"""DeepSeek-V2-Lite's experts in FP8 by each of the ways, beside bfloat16: which is fastest for how many tokens.
+"""DeepSeek-V2-Lite's experts in FP8 by each tile, beside bfloat16: which is fastest for how many tokens.
 
     python tests/bench/gpu/mla/fp8_experts.py [--tiles] [--seconds 90] --out FILE
 
@@ -21,7 +21,6 @@ from plait_kernels.linear.fp8 import Fp8Weight, quantise_blocks, quantise_output
 from plait_kernels.moe import (
     GroupLimit,
     Routing,
-    fp8_grouped_gemm_torch,
     fp8_grouped_gemm_triton,
     grouped_gemm_torch,
     grouped_gemm_triton,
@@ -68,24 +67,20 @@ def experts_of(kind: str) -> Fp8Experts:
 def listed(experts: Fp8Experts, given: Given, tile: Tile) -> torch.Tensor:
     """By lists of pairs with a tile."""
     x_TH, weights_TK, experts_TK = given
-    fp8_grouped_gemm_triton.tile_for = lambda num_pairs_per_expert: tile
+    fp8_grouped_gemm_triton.tile_for = lambda *_, **given: tile
     parts = fp8_grouped_gemm_triton.expert_parts(x_TH, experts.gate_up_EJH, experts.down_EHI, experts_TK, 1.0)
     out_TH = torch.empty_like(x_TH)
     combine(parts, weights_TK, out_TH)
     return out_TH
 
 
-def ways(experts: Fp8Experts, given: Given, tiles: tuple[Tile, ...]) -> Iterator[tuple[str, float]]:
-    """Microseconds of each way that can be."""
+def tile_times(experts: Fp8Experts, given: Given, tiles: tuple[Tile, ...]) -> Iterator[tuple[str, float]]:
+    """Microseconds of each tile that fits."""
     for tile in tiles:
         try:
             yield f"lists, tile {tile}", microseconds(partial(listed, experts, given, tile), 10)
         except OutOfResources:
             continue
-    if not experts.gate_up_EJH.block_rows and len(given[0]) >= 64:
-        stacks = experts.gate_up_EJH, experts.down_EHI
-        call = partial(fp8_grouped_gemm_torch.expert_mlps, given[0], *stacks, *given[1:])
-        yield "scaled grouped GEMM", microseconds(call, 10)
 
 
 def of_bfloat16(given: Given, stacks: tuple[torch.Tensor, torch.Tensor]) -> Iterator[tuple[str, float]]:
@@ -116,8 +111,8 @@ def main() -> None:
         pairs = given[2].numel() / (NUM_EXPERTS + NUM_SHARED)
         figures = dict(of_bfloat16(given, wide))
         for kind, stack in experts.items():
-            tiles = TILES if options.tiles else (choose(pairs),)
-            figures |= {f"{kind}, {name}": us for name, us in ways(stack, given, tiles)}
+            tiles = TILES if options.tiles else (choose(pairs, is_grouped=kind == "blocks"),)
+            figures |= {f"{kind}, {name}": us for name, us in tile_times(stack, given, tiles)}
         case = f"V2-Lite experts, {num_tokens} tokens"
         rows += [{"case": case, "metric": name, "unit": "us", "value": round(us, 2)} for name, us in figures.items()]
         for name, us in sorted(figures.items(), key=lambda figure: figure[1]):
