@@ -1,11 +1,12 @@
-"""A shape's loads through Plait's server and through vLLM's, one after the other on the same GPU: one JSON.
+"""A shape's loads through vLLM's server, and Plait's rates over vLLM's on the same GPU: one JSON.
 
-    python tests/bench/gpu/beside_vllm.py --shape qwen3-8b --peer FOLDER --out FILE [-- --quantization fp8]
+    python tests/bench/gpu/serve_load.py --shape qwen3-8b --out OURS -- --quantization fp8
+    python tests/bench/gpu/beside_vllm.py --shape qwen3-8b --peer FOLDER --ours OURS --out FILE -- --quantization fp8
 
-`--peer` is a folder with vLLM and what it needs, a path for Python's modules; it must not be Plait's. Both servers get
-the same flags behind `--`, random weights (a checkpoint that is written first with `--checkpoint`), no prefix cache,
-and the loads of `serve_load.py` by `plait bench serve`. vLLM has four API servers, as its figures are best. Whether
-Plait's streams are right is for `serve_load.py`: here rates are compared.
+`--peer` is a folder with vLLM and what it needs, a path for Python's modules; it must not be Plait's. vLLM gets random
+weights (a checkpoint that is written first with `--checkpoint`), no prefix cache, four API servers, with which its
+figures are best, and the loads of `serve_load.py` by `plait bench serve`. Plait's figures are those that
+`serve_load.py` wrote on the same machine in the same hour; `--theirs FILE` compares with what was measured before.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import httpx
 import torch
@@ -31,8 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.gpu.load_cases import LOADED, RATE, LoadCase
 from bench.gpu.model_shapes import write_shape
 from bench.gpu.seeded_checkpoint import write_checkpoint
-from bench.gpu.serve_load import BASE_FLAGS, BENCH_SECONDS, LIBRARIES, LOADED_FLAGS, METRICS
-from plait_testing.running_server import start_server
+from bench.gpu.serve_load import BENCH_SECONDS, LIBRARIES, METRICS
 
 PORT = 8123
 PEER_FLAGS = (
@@ -42,19 +43,7 @@ PEER_FLAGS = (
 READY_SECONDS = 400.0
 GOAL = 1.15
 """Of vLLM's rate, with quantised weights."""
-Figures = dict[str, float]
-
-
-@contextmanager
-def plait_server(model: Path, flags: Sequence[str], logs: Path) -> Iterator[str]:
-    """The address of Plait's server."""
-    server = start_server(logs / "plait.log", model, *BASE_FLAGS, *LOADED_FLAGS, *flags)
-    try:
-        if not server.url:
-            raise SystemExit(f"no server: {server.last_line}")
-        yield server.url
-    finally:
-        server.stop()
+Row = dict[str, Any]
 
 
 @contextmanager
@@ -83,7 +72,7 @@ def _ready(process: subprocess.Popen[bytes], url: str, log: Path) -> str:
     raise SystemExit(f"no vLLM: {log.read_text()[-2000:]}")
 
 
-def load(url: str, case: LoadCase, folder: Path) -> Figures:
+def load(url: str, case: LoadCase, folder: Path) -> dict[str, float]:
     """A load's figures; empty if none were made."""
     command = [sys.executable, "-m", "plait.cli", "bench", "serve", "--url", url, "--no-plots", "--warmup", "4"]
     words = ["--out", f"{folder}", *case.bench_words()]
@@ -95,33 +84,33 @@ def load(url: str, case: LoadCase, folder: Path) -> Figures:
     return {row["metric"]: row["value"] for row in json.loads(written.read_text())["rows"] if row["metric"] in METRICS}
 
 
-def load_all(name: str, url: str, cases: Sequence[LoadCase], logs: Path) -> dict[str, Figures]:
-    """The figures of each load by its name."""
-    found: dict[str, Figures] = {}
+def load_all(url: str, cases: Sequence[LoadCase], logs: Path) -> Iterator[Row]:
+    """The figures of each load."""
     for number, case in enumerate(cases):
-        found[case.name] = load(url, case, logs / f"{name}-{number}")
-        print(name, case.name, found[case.name], flush=True)
+        figures = load(url, case, logs / f"bench-{number}")
+        print(case.name, figures, flush=True)
+        for metric, value in figures.items():
+            yield {"case": case.name, "metric": metric, "unit": METRICS[metric], "value": round(value, 5), "goal": None}
+
+
+def ratios(ours: Sequence[Row], theirs: Sequence[Row]) -> Iterator[Row]:
+    """Plait's rate over vLLM's, of the loads that both ran."""
+    of_ours, of_theirs = (
+        {row["case"]: row["value"] for row in rows if row["metric"] == RATE} for rows in (ours, theirs)
+    )
+    for case in of_theirs:
+        if case in of_ours:
+            ratio = of_ours[case] / of_theirs[case]
+            yield {"case": case, "metric": "rate_over_vllm", "unit": "times", "value": round(ratio, 4), "goal": GOAL}
+
+
+def rows_in(file: Path | None) -> list[Row]:
+    """Of a result; none without one."""
+    found: list[Row] = json.loads(file.read_text())["rows"] if file else []
     return found
 
 
-def rows(ours: Mapping[str, Figures], theirs: Mapping[str, Figures]) -> list[dict[str, object]]:
-    """Both servers' figures, and Plait's rate over vLLM's."""
-    made: list[dict[str, object]] = []
-    for name in ours:
-        servers = {"Plait": ours[name], "vLLM": theirs.get(name, {})}
-        for server, figures in servers.items():
-            made += [_row(f"{name}, {server}", metric, value) for metric, value in figures.items()]
-        if all(RATE in figures for figures in servers.values()):
-            ratio = servers["Plait"][RATE] / servers["vLLM"][RATE]
-            made.append({"case": name, "metric": "rate_over_vllm", "unit": "times", "value": ratio, "goal": GOAL})
-    return made
-
-
-def _row(case: str, metric: str, value: float) -> dict[str, object]:
-    return {"case": case, "metric": metric, "unit": METRICS[metric], "value": round(value, 5), "goal": None}
-
-
-def write(out: Path, words: Sequence[str], peer: Path, measured: list[dict[str, object]]) -> None:
+def write(out: Path, words: Sequence[str], peer: Path, measured: Sequence[Row]) -> None:
     """The results so far."""
     found = next(peer.glob("vllm-*.dist-info"), None)
     peers = {"vllm": found.name.removeprefix("vllm-").removesuffix(".dist-info")} if found else {}
@@ -130,7 +119,7 @@ def write(out: Path, words: Sequence[str], peer: Path, measured: list[dict[str, 
         "command": " ".join(["tests/bench/gpu/beside_vllm.py", *words]),
         "machine": ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}) | machine(),
         "versions": versions(LIBRARIES) | peers,
-        "rows": measured,
+        "rows": list(measured),
     }
     out.write_text(json.dumps(result, indent=1) + "\n")
 
@@ -140,16 +129,18 @@ def options_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=LOADED, required=True)
     parser.add_argument("--peer", type=Path, required=True, help="folder with vLLM")
+    parser.add_argument("--ours", type=Path, help="what serve_load.py wrote of Plait")
+    parser.add_argument("--theirs", type=Path, help="what this wrote of vLLM; nothing runs then")
     parser.add_argument("--only", default=r"^\d+/\d+ @ \d+$", help="regular expression: loads whose names match")
     parser.add_argument("--checkpoint", type=Path, help="folder in memory for a checkpoint to serve")
     parser.add_argument("--logs", type=Path, help="new folder for the servers' lines")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("flags", nargs="*", help="further flags of both servers, behind --")
+    parser.add_argument("flags", nargs="*", help="further flags of vLLM, behind --")
     return parser.parse_args()
 
 
-def main() -> None:
-    options = options_of()
+def measured(options: argparse.Namespace) -> list[Row]:
+    """vLLM's figures, run now."""
     loaded = LOADED[options.shape]
     cases = loaded.chosen(lambda case: re.search(options.only, case.name) is not None)
     with TemporaryDirectory() as kept:
@@ -160,12 +151,14 @@ def main() -> None:
         if options.checkpoint and not any(model.glob("*.index.json")):
             write_checkpoint(model)
         weights = () if options.checkpoint else ("--load-format", "dummy")
-        with plait_server(model, [*options.flags, *weights], logs) as url:
-            ours = load_all("Plait", url, cases, logs)
-        write(options.out, sys.argv[1:], options.peer, rows(ours, {}))
         with vllm_server(model, [*options.flags, *weights], logs, options.peer) as url:
-            theirs = load_all("vLLM", url, cases, logs)
-    write(options.out, sys.argv[1:], options.peer, rows(ours, theirs))
+            return list(load_all(url, cases, logs))
+
+
+def main() -> None:
+    options = options_of()
+    theirs = rows_in(options.theirs) or measured(options)
+    write(options.out, sys.argv[1:], options.peer, [*theirs, *ratios(rows_in(options.ours), theirs)])
 
 
 if __name__ == "__main__":
