@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 from collections.abc import Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_log = logging.getLogger(__name__)
 
 _HOPPER = 9, 0
 """Has instructions of its own, which an architecture's name allows with an "a" (wgmma)."""
@@ -91,8 +95,36 @@ def _cluster_attribute(size: int) -> Any:
 
 
 def can_compile() -> bool:
-    """Whether ``cuda-bindings`` is installed."""
-    return find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
+    """Whether ``cuda-bindings`` is installed and finds NVRTC."""
+    return no_compiler_reason() is None
+
+
+@functools.cache
+def no_compiler_reason() -> str | None:
+    """What to install before a kernel can be compiled; None if one can. The log says it, once in a process."""
+    reason = _missing()
+    if reason is not None:
+        _log.warning("kernels in CUDA C++ are not used, slower ones are: %s", reason)
+    return reason
+
+
+def _missing() -> str | None:
+    if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
+        return "needs the package cuda-bindings"
+    try:
+        from cuda.bindings import nvrtc
+
+        check(nvrtc.nvrtcVersion())
+    except (ImportError, OSError, RuntimeError) as error:
+        first_line = str(error).partition("\n")[0]
+        return f"needs NVRTC, the package {_nvrtc_package()}, which cuda-bindings cannot load: {first_line}"
+    return None
+
+
+def _nvrtc_package() -> str:
+    """The one for this release of ``cuda-bindings``."""
+    major = int(version("cuda-bindings").partition(".")[0])
+    return "nvidia-cuda-nvrtc" if major > 12 else f"nvidia-cuda-nvrtc-cu{major}"
 
 
 def compile_kernels(

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from plait_kernels.nvrtc import Kernel, can_compile, compile_kernels
+from plait_kernels.nvrtc import Kernel, compile_kernels, no_compiler_reason
 
 _SOURCE = Path(__file__).with_name("peer_all_reduce.cu")
 EMPTY = 0x80008000
@@ -67,7 +67,7 @@ def unsupported_reason(world: int, width: int, dtype: torch.dtype) -> str | None
         return f"takes bfloat16 or float16, not {dtype}"
     if width * dtype.itemsize % VECTOR_BYTES or width * dtype.itemsize > 2 * MAX_THREADS * VECTOR_BYTES:
         return f"takes widths that are a multiple of 8 up to 16384, not {width}"
-    return None if can_compile() else "needs the package cuda-bindings"
+    return no_compiler_reason()
 
 
 class PeerAllReduce:

@@ -14,7 +14,7 @@ import torch
 
 from plait_kernels.linear.gemm_tuning import Tile, int4_tiles_of, tuning_table
 from plait_kernels.linear.int4 import FLOAT, Int4Weight
-from plait_kernels.nvrtc import can_compile
+from plait_kernels.nvrtc import no_compiler_reason
 
 CUDA_CAPABILITY = 9, 0
 """Of the GPUs that have wgmma."""
@@ -85,7 +85,7 @@ def cuda_unsupported_reason(weight: Int4Weight) -> str | None:
         return "its codes are floats"
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != CUDA_CAPABILITY:
         return "it is not on a Hopper GPU"
-    return None if can_compile() else "the package cuda-bindings is not installed"
+    return no_compiler_reason()
 
 
 def cuda_key(weight: Int4Weight) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plait_kernels.backends import Backend, Call, Op, of_dtype, on_device
 from plait_kernels.cpu import library
-from plait_kernels.nvrtc import can_compile
+from plait_kernels.nvrtc import no_compiler_reason
 from plait_kernels.sampling import cuda
 from plait_kernels.sampling.adjust import CLOSED, Adjustments
 from plait_kernels.sampling.logprobs import TokenScores, score_tokens
@@ -27,7 +27,7 @@ def _is_compiled(_call: Call) -> str | None:
 
 
 def _has_nvrtc(_call: Call) -> str | None:
-    return None if can_compile() else "needs the package cuda-bindings"
+    return no_compiler_reason()
 
 
 _CPU = Backend("cpu", (on_device("cpu"), of_dtype(torch.float32), _is_compiled))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from plait_kernels.backends import Call
-from plait_kernels.nvrtc import Kernel, can_compile, compile_kernels, max_shared_bytes
+from plait_kernels.nvrtc import Kernel, compile_kernels, max_shared_bytes, no_compiler_reason
 from plait_kernels.sampling.adjust import Adjustments
 from plait_kernels.sampling.reference import Filters
 
@@ -27,7 +27,9 @@ def unsupported_reason(call: Call) -> str | None:
     """Why the kernels do not sample from such logits; ``call.size`` is the stride between a row's logits."""
     if call.size != 1:
         return f"takes rows of adjacent logits, not a stride of {call.size}"
-    return None if _has_room(call.device) else "needs the package cuda-bindings, and shared memory for its counts"
+    if (reason := no_compiler_reason()) is not None:
+        return reason
+    return None if _has_room(call.device) else "needs more shared memory for its counts"
 
 
 def sample_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
@@ -90,7 +92,7 @@ def _run(name: str, logits_SV: Tensor, parameters: list[Tensor], ids_S: Tensor, 
 
 @functools.cache
 def _has_room(device: torch.device) -> bool:
-    return can_compile() and max_shared_bytes(device) >= _COUNTS_BYTES + 4096
+    return max_shared_bytes(device) >= _COUNTS_BYTES + 4096
 
 
 @functools.cache
