@@ -256,6 +256,28 @@ def test_the_low_half_of_a_packed_byte_comes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("exponents", "scale_type", "kind"),
+    [
+        ((-6, 6), E8M0, "Q5_0"),
+        ((-6, 6), torch.float32, None),
+        ((-30, 6), E8M0, None),
+        ((-6, 20), E8M0, None),
+    ],
+)
+def test_experts_are_kept_in_blocks_that_hold_every_value(
+    exponents: tuple[int, int], scale_type: torch.dtype, kind: str | None, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    packed = torch.randint(0, 256, (300, 32), dtype=torch.uint8).view(torch.int8)
+    scale = (2.0 ** torch.randint(*exponents, (300, 2))).to(scale_type)
+    files = quantised(tmp_path, {PACKED: packed, PACKED.replace("weight", "scale"): scale})
+    kept = files.block_weight(PACKED)
+    assert files.block_kind(PACKED) == kind
+    assert (kept is None) == (kind is None)
+    assert kept is None or torch.equal(kept.dequantised(), files.read(PACKED))
+
+
+@pytest.mark.parametrize(
     ("name", "weight", "scale"),
     [
         (BLOCKED, torch.zeros(200, 300).to(torch.float8_e4m3fn), torch.ones(2, 2)),
@@ -278,7 +300,22 @@ def test_a_quantised_weight_without_scales_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_of_quantised_weights_is_that_of_their_values(tmp_path: Path) -> None:
-    """FP8 in attention, MXFP4 in experts, float32 and bfloat16 elsewhere."""
+    given, plain = quantised_and_plain(tmp_path)
+    assert torch.equal(logprobs(given), logprobs(plain))
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="quantised weights want AVX512-BF16")
+def test_experts_in_blocks_are_near_those_of_their_values(tmp_path: Path) -> None:
+    given, plain = quantised_and_plain(tmp_path)
+    model = load_model(given, "auto", CPU, Parallel())
+    assert model.quantised_types == {"Q5_0"}
+    exact_TV, ids = logprobs(plain), random_ids(60)
+    error_TV = (V4Driver(model).step({"a": ids})["a"].float() - exact_TV).abs()
+    assert error_TV.mean() < 0.1 * exact_TV.std()
+
+
+def quantised_and_plain(tmp_path: Path) -> tuple[Path, Path]:
+    """FP8 in attention, MXFP4 in experts, float32 and bfloat16 elsewhere; and the same values in float32."""
     path = tmp_path / "saved"
     sizes = {**TINY, "hidden_size": 64, "o_lora_rank": 16}
     random_v4("mixed", **{key: sizes[key] for key in ("hidden_size", "o_lora_rank")}).save_pretrained(path)
@@ -291,7 +328,7 @@ def test_a_model_of_quantised_weights_is_that_of_their_values(tmp_path: Path) ->
                 plain[stored_name] = value
     quantisation = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "expert_dtype": "fp4"}
     given = save_folder(tmp_path / "quantised", packed, {**config, "quantization_config": quantisation})
-    assert torch.equal(logprobs(given), logprobs(save_folder(tmp_path / "plain", plain, config)))
+    return given, save_folder(tmp_path / "plain", plain, config)
 
 
 def _quantise(name: str, tensor: Tensor) -> list[tuple[str, Tensor, Tensor | None]]:

@@ -90,7 +90,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def _open_folder(config: ModelConfig, folder: TensorSource) -> Checkpoint:
     if not isinstance(folder, SafetensorsFolder):
-        return Checkpoint(config, folder, [])
+        return Checkpoint(config, folder, [BLOCKS])
     if folder.packed is not None:
         return Checkpoint(config, PackedFolder(folder, folder.packed), [BLOCKS], folder.cache_scales)
     packed = sorted(name for name in folder.names if name.endswith(_PACKED))

@@ -9,11 +9,14 @@ from collections.abc import Collection
 from pathlib import Path
 
 import torch
+from plait_kernels.linear import BlockWeight
+from plait_proto.quantisation import IgnoredModules
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
 from plait_worker.weights.formats import mxfp4
 from plait_worker.weights.formats.fp8_blocks import Fp8Blocks
+from plait_worker.weights.packed.mxfp4 import PackedMxfp4
 from plait_worker.weights.safetensors_folder import FLOATING, FP8, SCALE_TYPES, SafetensorsFolder
 
 _SAVED = (
@@ -27,6 +30,8 @@ _EXPERT_TABLE = ".tid2eid"
 _INTEGERS = ("I64", "I32")
 _BLOCKS = Fp8Blocks(128, 128)
 """Unless the configuration states others."""
+_MXFP4 = PackedMxfp4(IgnoredModules(), packed=".weight", others=(".scale",))
+_EXPONENTS = "F8_E8M0"
 
 
 def published_name(name: str) -> str:
@@ -52,6 +57,7 @@ class DeepseekV4Files:
         scales = {_scale_name(name) for name in self._folder.names if self._is_quantised(name)}
         stored = [name for name in self._folder.names if name not in scales]
         self._stored = {published_name(name): name for name in stored}
+        self._kinds = dict[str, str | None]()
         if len(self._stored) < len(stored):
             raise ModelFilesError(f"{path} holds some tensors under two names: download it again")
 
@@ -81,11 +87,16 @@ class DeepseekV4Files:
         except ValueError as error:
             raise ModelFilesError(f"tensor {name} cannot be de-quantised: {error}; download the model again") from error
 
-    def block_weight(self, _name: str) -> None:
-        """A folder has no GGUF blocks."""
+    def block_weight(self, name: str) -> BlockWeight | None:
+        """A matrix of MXFP4, repacked; its values stay exact."""
+        kind = self.block_kind(name)
+        return None if kind is None else _MXFP4.read(self._folder, self._module(name)).blocks(kind)
 
-    def block_kind(self, _name: str) -> None:
-        """A folder has no GGUF blocks."""
+    def block_kind(self, name: str) -> str | None:
+        """From the header, and the scales, which are looked at once."""
+        if name not in self._kinds:
+            self._kinds[name] = self._block_kind(name)
+        return self._kinds[name]
 
     def fp8_weight(self, _name: str) -> None:
         """Matrices are read dense."""
@@ -98,6 +109,16 @@ class DeepseekV4Files:
 
     def int4_bytes(self, _name: str) -> None:
         """Matrices are read dense."""
+
+    def _block_kind(self, name: str) -> str | None:
+        scale, module = _scale_name(self._stored[name]), self._module(name)
+        if not self._is_packed(self._stored[name]) or not self._folder.holds(scale):
+            return None
+        has_blocks = self._folder.dtype(scale) == _EXPONENTS and _MXFP4.has_half_scales(self._folder, module)
+        return _MXFP4.block_kind(self._folder, module) if has_blocks else None
+
+    def _module(self, name: str) -> str:
+        return self._stored[name].removesuffix(".weight")
 
     def _dequantised(self, stored: str, factors: Tensor) -> Tensor:
         weight = self._folder.mapped(stored)

@@ -1,5 +1,7 @@
 """compressed-tensors' ``mxfp4-pack-quantized`` layout: two e2m1 values a byte, and an e8m0 scale for 32 inputs.
 
+DeepSeek-V4's experts are so too, under other names.
+
 Q5_0 blocks hold twice the values, with half the scales, exactly.
 
 Shapes: O outputs, I inputs, G groups.
@@ -58,7 +60,7 @@ class PackedMxfp4:
         exponent_OG = self._exponents(stored, module)
         if bool((exponent_OG == _NO_NUMBER).any()):
             raise ModelFilesError(
-                f"tensor {module}.weight_scale holds a scale that is no number: download the model again"
+                f"tensor {module}{self.others[0]} holds a scale that is no number: download the model again"
             )
         quant_OI = e2m1.read_quants(stored, module + self.packed)
         zero_OG = torch.full(exponent_OG.shape, FLOAT_MIDDLE, dtype=torch.int16)
@@ -81,9 +83,8 @@ class PackedMxfp4:
         """uint8 ``[O, G]``."""
         num_outputs, num_inputs = self.shape(stored, module)
         groups = layout.num_groups(module, num_inputs, BLOCK)
-        return layout.read_fitting(stored, f"{module}.weight_scale", (num_outputs, groups), _EXPONENTS).view(
-            torch.uint8
-        )
+        scale = module + self.others[0]
+        return layout.read_fitting(stored, scale, (num_outputs, groups), _EXPONENTS).view(torch.uint8)
 
 
 def _powers_of_two(exponent: Tensor) -> Tensor:
