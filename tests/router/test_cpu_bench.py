@@ -12,9 +12,9 @@ import msgspec
 import psutil
 import pytest
 from bench.cpu import results_docs
-from bench.cpu.contestants import Contestant, Places, vllm_cpu
+from bench.cpu.contestants import GGUF_FORMS, Contestant, Places, vllm_cpu, with_the_same_files
 from bench.cpu.cpu_cases import beside_busy, closed_loop
-from bench.cpu.cpu_report import encode, report
+from bench.cpu.cpu_report import encode, goal_over_peer, is_beside, report
 from bench.cpu.interleave import Field, run_all
 from plait.bench.result_file import Row
 
@@ -113,6 +113,30 @@ def test_a_python_without_vllm_is_missing_whatever_it_says(tmp_path: Path) -> No
     silent.chmod(0o755)
     one = vllm_cpu(tmp_path, Places(None, silent, tmp_path, 1))
     assert one.missing == f"{silent} has no vllm-cpu: it ended with 3"
+
+
+@pytest.mark.parametrize(
+    ("ours", "server", "goal"),
+    [
+        ("plait", "llama-server Q4_1", 1.0),
+        ("plait Q8_0", "llama-server Q8_0", 1.2),
+        ("plait Q8_0", "llama-server Q4_K_M", None),
+        ("plait Q8_0", "vllm-cpu", None),
+        ("plait", "plait Q8_0", None),
+    ],
+)
+def test_a_file_that_both_serve_is_held_against_the_same_file(ours: str, server: str, goal: float | None) -> None:
+    assert is_beside(ours, server) == (goal is not None)
+    if goal is not None:
+        assert goal_over_peer("512/64 @ 1", server, "output_tokens_per_second", ours) == goal
+
+
+def test_without_llama_cpps_programs_the_files_that_both_serve_are_missing(tmp_path: Path, demo_gguf: Path) -> None:
+    made = with_the_same_files(Places(tmp_path / "llama-server", None, tmp_path / "models", 1))
+    assert [one.name for one in made] == [f"{who} {form}" for form in GGUF_FORMS for who in ("plait", "llama-server")]
+    assert {one.missing for one in made} == {
+        "build llama-server and llama-quantize into one folder and give --llama-server PATH"
+    }
 
 
 def test_servers_end_with_the_bench(field: Field) -> None:

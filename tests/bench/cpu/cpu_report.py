@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 import psutil
+from bench.cpu.contestants import GGUF_FORMS
 from bench.cpu.cpu_cases import CpuCase
 from bench.cpu.interleave import CaseRun, Field
 from plait.bench.compare import value
@@ -93,11 +94,26 @@ def summary(field: Field) -> list[Row]:
 
 
 def ratios(field: Field) -> Iterator[Row]:
-    """Metrics of Plait, as it is and in bfloat16, over each peer's, run by run: median, least and greatest."""
-    for ours in (PLAIT, PLAIT_BF16):
+    """Metrics of Plait over each peer's, run by run: median, least and greatest.
+
+    As it is and in bfloat16; or with the same file.
+    """
+    for ours in (PLAIT, PLAIT_BF16, *map(with_file, GGUF_FORMS)):
         for case, server in _pairs(field):
-            if not server.startswith(PLAIT):
+            if is_beside(ours, server):
                 yield from _ratios(field, case, ours, server)
+
+
+def with_file(form: str) -> str:
+    """Plait with a file that a peer serves too."""
+    return f"{PLAIT} {form}"
+
+
+def is_beside(ours: str, server: str) -> bool:
+    """Whether a peer's figures are what Plait's are held against."""
+    if server.startswith(PLAIT):
+        return False
+    return ours in (PLAIT, PLAIT_BF16) or ours == with_file(server.removeprefix("llama-server "))
 
 
 def _ratios(field: Field, case: str, ours: str, server: str) -> Iterator[Row]:
@@ -106,7 +122,7 @@ def _ratios(field: Field, case: str, ours: str, server: str) -> Iterator[Row]:
         found = [own[repeat] / theirs[repeat] for repeat in own if theirs.get(repeat)]
         if found:
             words = f"{case} | {ours} over {server}"
-            asked = goal_over_peer(case, server, metric) if ours == PLAIT else None
+            asked = goal_over_peer(case, server, metric, ours)
             yield Row(words, f"ratio_{metric}_median", "ratio", statistics.median(found), asked)
             yield Row(words, f"ratio_{metric}_min", "ratio", min(found))
             yield Row(words, f"ratio_{metric}_max", "ratio", max(found))
@@ -130,10 +146,15 @@ def goal(case: str, server: str, metric: str) -> float | None:
     return ITL_P99_SECONDS if server == PLAIT and is_long else None
 
 
-def goal_over_peer(case: str, server: str, metric: str) -> float | None:
-    """What Plait's speed should be over a peer's: ahead of both at 8 streams, at least llama.cpp's for one."""
-    if metric != "output_tokens_per_second":
+def goal_over_peer(case: str, server: str, metric: str, ours: str = PLAIT) -> float | None:
+    """What Plait's speed should be over a peer's: ahead of both at 8 streams, at least llama.cpp's for one.
+
+    With the same file it should be ahead for one too.
+    """
+    if metric != "output_tokens_per_second" or ours == PLAIT_BF16:
         return None
+    if ours != PLAIT:
+        return AHEAD_OF_PEERS
     is_llama = server.startswith("llama-server")
     if case in ("128/64 @ 8", "512/64 @ 8") and (is_llama or server == "vllm-cpu"):
         return AHEAD_OF_PEERS

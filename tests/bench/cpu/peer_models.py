@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -62,6 +63,17 @@ def write_bf16(reader: GGUFReader, target: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def quantised_gguf(form: str, program: Path, source: Path, folder: Path) -> Path:
+    """The BF16 file as llama.cpp's `llama-quantize` makes it of a name such as Q4_K_M; written if it is not there."""
+    target = folder / GGUF_NAME.replace("BF16", form)
+    if not target.exists():
+        part = target.with_suffix(".part")
+        command = [str(program), str(bf16_gguf(source, folder)), str(part), form]
+        subprocess.run(command, check=True, capture_output=True)
+        part.rename(target)
+    return target
 
 
 def hugging_face_folder(source: Path, folder: Path) -> Path:
