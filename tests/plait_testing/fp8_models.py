@@ -53,10 +53,10 @@ def write_fp8(model: Path, folder: Path, form: Form) -> None:
 
 
 def write_dequantised(model: Path, folder: Path, form: Form) -> None:
-    """The same weights as bfloat16, for a reference that knows no FP8."""
+    """The same weights in the model's own type, for a reference that knows no FP8."""
     tensors = safetensors.torch.load_file(model / "model.safetensors")
     for name in [name for name in tensors if _QUANTISED.search(name)]:
-        tensors[name] = _quantised(tensors[name].float(), form).dequantised().bfloat16()
+        tensors[name] = _quantised(tensors[name].float(), form).dequantised().to(tensors[name].dtype)
     _write(model, folder, tensors, {})
 
 

@@ -225,8 +225,8 @@ def write_packed(model: Path, folder: Path, form: Form, group_size: int) -> None
         made = quantise(packed.pop(name), form, group_size)
         packed.update(tensors_of(name.removesuffix(".weight"), made, form))
         upcast[name] = made.exactly().to(upcast[name].dtype)
-    _write(model, folder, packed, {"quantization_config": stated(form, group_size)})
-    _write(model, dense_twin(folder), upcast, {})
+    write_folder(model, folder, packed, {"quantization_config": stated(form, group_size)})
+    write_folder(model, dense_twin(folder), upcast, {})
 
 
 def dense_twin(folder: Path) -> Path:
@@ -234,7 +234,8 @@ def dense_twin(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}-upcast")
 
 
-def _write(model: Path, folder: Path, tensors: dict[str, Tensor], more: dict[str, object]) -> None:
+def write_folder(model: Path, folder: Path, tensors: dict[str, Tensor], more: dict[str, object]) -> None:
+    """The model's folder with these tensors, and more in its configuration."""
     shutil.copytree(model, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
     safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((model / "config.json").read_text())
