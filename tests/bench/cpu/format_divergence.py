@@ -45,7 +45,7 @@ from bench.cpu import peer_models
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[3]
 LIBRARIES = ("plait", "torch", "transformers")
-NUM_TEXTS, LENGTH, CHUNK, NUM_DECODED = 8, 512, 192, 48
+NUM_TEXTS, LENGTH, CHUNK, NUM_DECODED = 4, 512, 192, 48
 """Texts and their tokens; of each some are computed in chunks, the last ones one by one."""
 CHECK_MODELS, SMOLLM2 = ("recall-gqa", "recall-mla"), "SmolLM2-135M"
 
