@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -19,6 +20,8 @@ from plait_testing.metrics import read_metrics
 from plait_testing.running_server import Server, StartServer, start_server
 
 NUM_TOKENS = 40
+HANG_SECONDS = 240.0
+"""A step is given up after less."""
 FLAGS = ("--threads", "1", "--max-model-len", "1024", "--dtype", "float32", "--restart", "group")
 GREEDY = {"prompt": "count 1 9", "temperature": 0}
 SEEDED = {"prompt": "count 2 31", "temperature": 1.3, "top_p": 0.95, "seed": 7, "frequency_penalty": 0.4}
@@ -154,6 +157,32 @@ def test_streams_go_on_behind_their_last_token_after_a_loss(
     assert all(not rank.is_running() for rank in ranks), "no process of the lost ranks is left"
     assert {rank.pid for rank in replica.workers()} == spares, "the new ranks are those that waited"
     assert replica.wait_until_serving() == {"status": "ok"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restart", ["group", "never"])
+def test_a_rank_that_hangs_in_a_step_writes_where_before_it_is_killed(
+    server: StartServer, steps: HeldSteps, check_models: Path, restart: str
+) -> None:
+    running = server(check_models / "recall-gqa", *FLAGS, "--restart", restart)
+    right = [stream(running.url, asked) for asked in ASKED]
+    [hanging] = running.workers()
+    steps.begin(len(ASKED))
+    with ThreadPoolExecutor(len(ASKED)) as pool:
+        answers = [pool.submit(stream, running.url, asked) for asked in ASKED]
+        steps.wait_until_held(1)
+        assert hanging.wait(timeout=HANG_SECONDS) is None
+        steps.end()
+        given = [answer.result() for answer in answers]
+    # The function that does not return, and below it the loop that called it.
+    assert re.search(r"sitecustomize.py\", line \d+ in launch_later\n(.*\n)*.*in run\n", running.errors)
+    if restart == "never":
+        assert running.wait() == 5
+        assert "no result in time" in running.last_line
+        return
+    for answer, expected in zip(given, right, strict=True):
+        assert_same(answer, expected)
+    assert read_metrics(running.url)["plait_rank_losses_total"] == 1
 
 
 @pytest.mark.slow

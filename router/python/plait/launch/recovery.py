@@ -16,6 +16,7 @@ from plait.errors import SettingsError
 from plait.http.engine import ReplicaStatus, Status, read_status
 from plait.http.streams import Streams
 from plait.launch.kept_files import KeptFiles
+from plait.launch.lost_ranks import end_lost
 from plait.launch.remote_ranks import num_own_ranks
 from plait.launch.spares import Spares
 from plait.launch.worker import Worker
@@ -28,8 +29,6 @@ END_SECONDS = 0.3
 """From a replica's loss to SIGKILL for those of its ranks that go on."""
 KEEP_ALIVE_SECONDS = 5.0
 """Between two comments on a stream that waits."""
-SETTLE_SECONDS = 0.1
-"""For a stuck rank to write its stacks."""
 MODEL_ENDINGS = (".json", ".safetensors", ".gguf")
 INDEX = "model.safetensors.index.json"
 """Read instead of `model.safetensors` if it is there."""
@@ -117,12 +116,7 @@ class Recovery:
                 return
 
     async def _restart(self, number: int, lost: ReplicaStatus, watch_worker: Callable[[Worker], None]) -> None:
-        workers = self._workers.of_replica(number)
-        if "no result in time" in lost.reason:
-            for worker in workers:
-                worker.dump_stacks()
-            await asyncio.sleep(SETTLE_SECONDS)
-        await asyncio.gather(*(worker.end_after_failure(END_SECONDS) for worker in workers))
+        await end_lost(self._workers.of_replica(number), lost.reason, END_SECONDS)
         delay = self._delay()
         if isinstance(delay, str):
             self._engine.give_up(number, delay)

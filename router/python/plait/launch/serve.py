@@ -244,11 +244,11 @@ class _Service:
 
     async def _end(self, supervision: Supervision, http: asyncio.Task[None]) -> None:
         """Write what the engine still has for clients, then stop the HTTP server and the workers."""
-        has_failed = read_status(self._engine).phase == "failed"
+        last = read_status(self._engine)
         self._engine.close()
         self._streams.dispatch()
         self._http.should_exit = True
-        await asyncio.gather(http, supervision.end(has_failed, self._grace_seconds))
+        await asyncio.gather(http, supervision.end(last, self._grace_seconds))
         self._streams.detach(asyncio.get_running_loop())
         if self._traces is not None:
             self._traces.close()

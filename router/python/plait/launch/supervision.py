@@ -12,6 +12,7 @@ from plait._router import Engine
 from plait.errors import StartError
 from plait.http.engine import Phase, Status, read_status
 from plait.http.streams import Streams
+from plait.launch.lost_ranks import end_lost
 from plait.launch.recovery import Recovery
 from plait.launch.remote_ranks import num_own_ranks
 from plait.launch.stopped_process import LOOK_SECONDS
@@ -68,11 +69,15 @@ class Supervision:
             # No rank starts any more.
             await asyncio.gather(*watches, return_exceptions=True)
 
-    async def end(self, has_failed: bool, grace_seconds: float) -> None:
-        """End the workers of an engine that was closed; so long may they take to exit by themselves."""
-        await asyncio.gather(
-            *(worker.end_after_failure() if has_failed else worker.shutdown(grace_seconds) for worker in self._workers)
-        )
+    async def end(self, last: Status, grace_seconds: float) -> None:
+        """End the workers of an engine that was closed; so long may they take to exit by themselves unless it failed.
+
+        `last` is what it said before.
+        """
+        if last.phase == "failed":
+            await end_lost(self._workers, last.reason)
+        else:
+            await asyncio.gather(*(worker.shutdown(grace_seconds) for worker in self._workers))
 
     def failure(self, status: Status) -> StartError:
         """Why the engine failed. A worker's own exit code goes before the engine's, which knows only of a lost rank."""

@@ -19,6 +19,12 @@ TERM_SECONDS = 5.0
 """From SIGTERM to SIGKILL."""
 FAILED_SECONDS = 1.5
 """From the engine's failure to SIGKILL: a rank that hears of it ends by itself within a second."""
+SETTLE_SECONDS = 0.1
+"""Without another thread: a rank has written where all of them are."""
+MOST_SETTLES = 20
+"""A rank that has written nothing by then does not get to it."""
+STACK = "most recent call first"
+"""In the line that Python writes above the calls of a thread."""
 
 OnExit = Callable[["Worker"], None]
 
@@ -58,8 +64,13 @@ class Worker:
         self._process = process
         self._pidfd = os.pidfd_open(self._process.pid)
         self._lines = LastLines()
+        self._num_stacks = 0
         self._json = RankLines(rank) if writes_json() else None
         self._exited = asyncio.Event()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
@@ -103,17 +114,27 @@ class Worker:
             await self.stop()
 
     async def end_after_failure(self, seconds: float = FAILED_SECONDS) -> None:
-        """Wait for it to exit by itself, then kill it: a stopped process would hold its GPU's memory."""
+        """Wait for it to exit by itself, then kill it. One that is stopped is killed at once: it cannot end."""
         try:
-            await asyncio.wait_for(self._exited.wait(), seconds)
+            await asyncio.wait_for(self._exited.wait(), 0.0 if self.is_stopped else seconds)
         except TimeoutError:
             self._signal(signal.SIGKILL)
             await self._exited.wait()
 
-    def dump_stacks(self) -> None:
-        """Let it write where its threads are to standard error."""
-        if self._process.returncode is None:
-            self._signal(signal.SIGUSR2)
+    async def write_stacks(self) -> str | None:
+        """Let it write where its threads are to standard error, if it runs; why it has not."""
+        if self._process.returncode is not None:
+            return None
+        if self.is_stopped:
+            return "its process is stopped (SIGSTOP, or a debugger)"
+        heard_before = heard = self._num_stacks
+        self._signal(signal.SIGUSR2)
+        for _ in range(MOST_SETTLES):
+            await asyncio.sleep(SETTLE_SECONDS)
+            if heard_before < heard == self._num_stacks:
+                return None
+            heard = self._num_stacks
+        return "its process waits in the kernel, or does not get to run"
 
     @property
     def is_stopped(self) -> bool:
@@ -146,6 +167,7 @@ class Worker:
             forward_to_stderr(text)
         for line in text.decode(errors="replace").split("\n"):
             self._lines.add(line)
+            self._num_stacks += STACK in line
         return bool(text)
 
     def _reap(self, loop: asyncio.AbstractEventLoop, on_exit: OnExit) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from plait.http.engine import EngineHandle, Status, read_status
+from plait.launch.lost_ranks import end_lost
 from plait.launch.spares import Spares
 from plait.launch.worker import Environment, Worker, start_rank
 from plait.output import say
@@ -50,7 +51,8 @@ class Workers:
                 for number in set(status.failed_replicas) - known:
                     known.add(number)
                     say(_describe_loss(number, status))
-                    ends += [asyncio.create_task(worker.end_after_failure()) for worker in self.of_replica(number)]
+                    lost = end_lost(self.of_replica(number), status.replicas[number].reason)
+                    ends.append(asyncio.create_task(lost))
             await asyncio.sleep(POLL_SECONDS)
 
     def restart(self, number: int, endpoint: str, config: Path, spares: Spares) -> Iterator[Worker]:

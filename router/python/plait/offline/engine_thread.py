@@ -121,10 +121,14 @@ class EngineThread:
                 self._started.set_result(Calls(engine, streams, names, settings))
                 status = await supervision.live()
         finally:
-            has_failed = read_status(engine).phase == "failed"
+            last = read_status(engine)
             engine.close()
             streams.dispatch()
-            await supervision.end(has_failed, grace_seconds)
+            await supervision.end(last, grace_seconds)
             streams.detach(loop)
         if not self._started.done():
-            raise supervision.failure(status) if has_failed else StartError("the engine was closed", ExitCode.BUG)
+            raise (
+                supervision.failure(status)
+                if last.phase == "failed"
+                else StartError("the engine was closed", ExitCode.BUG)
+            )
