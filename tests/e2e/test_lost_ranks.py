@@ -382,3 +382,12 @@ def test_a_restart_file_that_is_broken_or_another_models_is_refused(
     running = server(check_models / "recall-gqa", *FLAGS, "--restart-file", str(file))
     assert running.wait() == 2
     assert why in running.last_line
+
+
+def test_a_restart_file_that_cannot_be_written_is_refused_at_the_start(
+    server: StartServer, check_models: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "gone" / "restarts"
+    running = server(check_models / "recall-gqa", *FLAGS, "--restart-file", str(file))
+    assert running.wait() == 2
+    assert f"--restart-file {file} cannot be written: No such file or directory; give a file in" in running.last_line

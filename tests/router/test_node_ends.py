@@ -140,6 +140,13 @@ def test_a_file_of_something_else_is_refused(content: str, tmp_path: Path) -> No
         RestartBudget("group", 2, str(tmp_path / "restarts"))
 
 
+@pytest.mark.parametrize("folder", ["gone", "file"])
+def test_a_file_that_cannot_be_written_is_refused_at_the_start(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingsError, match=r"--restart-file .* cannot be (written|read)"):
+        RestartBudget("group", 2, str(tmp_path / folder / "restarts"))
+
+
 STAMP = "2026-11-23 10:22:07,{} "
 
 

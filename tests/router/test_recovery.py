@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 from plait.launch.kept_files import KeptFiles
 from plait.launch.recovery import Recovery
 from plait.launch.spares import Spares
-from plait.restarts import RestartBudget
+from plait.restarts import Policy, RestartBudget
 from plait_proto import WorkerConfig, decode_config, encode_config
 from plait_testing.tiny_models import config_for
 
@@ -154,7 +155,7 @@ def test_ranks_start_again_though_the_restart_file_cannot_be_written(
 ) -> None:
     async def restarted() -> Any:
         engine = LostEngine(lambda: "ipc:///new")
-        budget = RestartBudget("group", 5, str(model / "gone" / "restarts"), model="m")
+        budget = without_folder("group", 5, model.parent / "gone")
         return await outcome(recovery_of(engine, model, budget), engine.restarts)
 
     assert asyncio.run(restarted()) == 0
@@ -178,8 +179,16 @@ def test_a_file_that_is_kept_in_memory_is_written_again_by_the_same_descriptor(t
     assert subprocess.run(["cat", first], capture_output=True, check=True).stdout == b"short"
 
 
+def without_folder(policy: Policy, budget: int, folder: Path) -> RestartBudget:
+    """A budget whose file could be written at the start, and cannot be any more."""
+    folder.mkdir()
+    made = RestartBudget(policy, budget, str(folder / "restarts"), model="m")
+    shutil.rmtree(folder)
+    return made
+
+
 def test_losses_count_though_the_restart_file_cannot_be_written(tmp_path: Path) -> None:
-    budget = RestartBudget("group", 2, str(tmp_path / "gone" / "restarts"))
+    budget = without_folder("group", 2, tmp_path / "gone")
     assert [budget.after_loss(5, float(now)) for now in range(3)] == [0.0, 0.0, None]
 
 

@@ -38,7 +38,7 @@ class RestartBudget:
     def __init__(
         self, policy: Policy, budget: int, file: str | None, *, model: str | None = None, is_first_at_once: bool = False
     ) -> None:
-        """Read the file, if there is one. Raises `SettingsError` if it cannot be used, or belongs to another `model`.
+        """Read the file, if there is one, and write it. Raises `SettingsError` if that fails or its `model` is another.
 
         With `is_first_at_once`, backoff begins with the second loss.
         """
@@ -47,6 +47,12 @@ class RestartBudget:
         self._model = model
         self._num_at_once = int(is_first_at_once)
         self._losses = _read(self._file, model) if self._file is not None else []
+        try:
+            self._store()
+        except OSError as error:
+            raise SettingsError(
+                f"--restart-file {file} cannot be written: {error.strerror}; give a file in a folder that can be"
+            ) from error
 
     def delay_at_start(self, now: float) -> float:
         """Seconds to wait before the first start. Raises `StartError` if an earlier launcher has spent the budget."""
@@ -82,16 +88,25 @@ class RestartBudget:
         return min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** (num_delayed - 1))
 
     def _write(self) -> None:
+        try:
+            self._store()
+        except OSError as error:
+            # Streams that wait for new ranks are worth more than the count.
+            say(f"--restart-file {self._file} cannot be written: {error.strerror}; losses are counted in memory only")
+
+    def _store(self) -> None:
+        """Raises `OSError`."""
         if self._file is None:
             return
         new = self._file.with_name(f".{self._file.name}.{os.getpid()}")
         try:
-            kept = self._losses if self._model is None else _Kept(self._model, self._losses)
-            new.write_bytes(msgspec.json.encode(kept))
+            new.write_bytes(
+                msgspec.json.encode(self._losses if self._model is None else _Kept(self._model, self._losses))
+            )
             new.replace(self._file)
-        except OSError as error:
-            # Streams that wait for new ranks are worth more than the count.
-            say(f"--restart-file {self._file} cannot be written: {error.strerror}; losses are counted in memory only")
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
 
 
 def _read(file: Path, model: str | None) -> list[float]:

@@ -166,7 +166,8 @@ async def _run(plan: LaunchPlan) -> int:
     if nodes.stop_with_stdin:
         requests.attach_stdin(asyncio.get_running_loop(), sys.stdin.fileno())
     _warn_of_link(plan)
-    budget = RestartBudget(nodes.restart, nodes.restart_budget, nodes.restart_file)
+    file = nodes.restart_file if plan.node == 0 else None
+    budget = RestartBudget(nodes.restart, nodes.restart_budget, file)
     log = _open_log(plan)
     if plan.node == 0 and (delay := budget.delay_at_start(time.time())):
         await _wait(delay, requests)
