@@ -212,3 +212,15 @@ def test_the_last_message_may_be_left_open(fields_server: Server) -> None:
     error = rejection(fields_server, CHAT, messages=messages, continue_final_message=True)
     assert error["param"] == "continue_final_message"
     assert "the user's" in error["message"]
+
+
+def test_a_whole_number_may_have_a_point(fields_server: Server) -> None:
+    asked = {"prompt": [float(token) for token in KILO], "max_tokens": 3.0, "n": 2.0, "priority": 0.0, "logprobs": 1.0}
+    choices = ask(fields_server, COMPLETIONS, **asked)["choices"]
+    assert [(choice["text"], len(choice["logprobs"]["tokens"])) for choice in choices] == [("kil", 3)] * 2
+    thinking = {"type": "enabled", "budget_tokens": 1024.0}
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    assert ask(fields_server, "/v1/messages", max_tokens=3.0, thinking=thinking, **chat)["usage"]["output_tokens"] == 3
+    assert rejection(fields_server, COMPLETIONS, prompt=KILO, max_tokens=3.5)["message"] == (
+        "`max_tokens` is 3.5, where a whole number is allowed; send that or leave it out"
+    )

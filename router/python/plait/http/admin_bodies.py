@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from plait.http.connection_limits import BODY_SECONDS
 from plait.http.errors import ApiError
+from plait.http.whole_numbers import decode_struct
 
 T = TypeVar("T", bound=msgspec.Struct)
 MAX_BODY_BYTES = 4096
@@ -44,7 +45,7 @@ async def read_body(request: Request, shape: type[T]) -> T:
     except ClientDisconnect:
         raise ApiError(408, "the client left before its body had come") from None
     try:
-        return msgspec.json.decode(raw or b"{}", type=shape)
+        return decode_struct(raw or b"{}", shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         fields = ", ".join(shape.__struct_fields__)
         raise ApiError(400, f"the body is not as it should be: {error}; send a JSON object with {fields}") from error

@@ -9,6 +9,7 @@ import msgspec
 from plait.http.body_errors import explain, field_error, shown
 from plait.http.errors import ApiError
 from plait.http.unsupported import Neutral, check_supported
+from plait.http.whole_numbers import decode_struct
 
 MAX_DEPTH = 16
 """Nesting of free-form values: tool calls and template arguments."""
@@ -20,7 +21,7 @@ _OTHERS = bytes(set(range(256)) - set(b'"[{'))
 _WIDEST = range(-(1 << 63), 1 << 64)
 """Integers that serde_json reads as such."""
 
-Body = TypeVar("Body")
+Body = TypeVar("Body", bound=msgspec.Struct)
 Value = TypeVar("Value")
 Fields = dict[str, msgspec.Raw]
 ServedNames = tuple[str, ...]
@@ -70,7 +71,7 @@ def _fields(raw: bytes) -> Fields:
 
 def _decode_body(raw: bytes, fields: Fields, kind: type[Body]) -> Body:
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return decode_struct(raw, kind)
     except msgspec.ValidationError as error:
         raise explain(str(error), fields) from None
 
