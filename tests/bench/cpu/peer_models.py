@@ -18,13 +18,14 @@ from pathlib import Path
 import gguf
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from plait_testing.reference import read_llama
 
 GGUF_NAME, FOLDER_NAME = "SmolLM2-135M-Instruct-BF16.gguf", "SmolLM2-135M-Instruct-BF16"
+RANDOM_NAME = "random-two-layers"
 MOSTLY_BF16 = 32
 """llama.cpp's number in `general.file_type`."""
 
@@ -84,6 +85,28 @@ def hugging_face_folder(source: Path, folder: Path) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         read_llama(source).to(torch.bfloat16).save_pretrained(part)
         AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name).save_pretrained(part)
+        part.rename(target)
+    return target
+
+
+def random_folder(source: Path, folder: Path) -> Path:
+    """A random model of two narrow layers with the demo's tokenizer: its server's time is not the model's."""
+    target = folder / RANDOM_NAME
+    if not target.exists():
+        tokenizer = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
+        config = LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            tie_word_embeddings=True,
+        )
+        part = folder / f"{RANDOM_NAME}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(part)
+        tokenizer.save_pretrained(part)
         part.rename(target)
     return target
 

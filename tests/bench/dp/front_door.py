@@ -44,7 +44,7 @@ IDLE_SECONDS = 5.0
 
 
 @contextmanager
-def mock_server(num_replicas: int, step_ms: float, max_seqs: int, *more: str) -> Iterator[Server]:
+def mock_server(num_replicas: int, step_ms: float, max_seqs: int, *more: str, model: Path = MODEL) -> Iterator[Server]:
     """`plait serve` whose workers are mocks."""
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "plait_worker"
@@ -55,7 +55,7 @@ def mock_server(num_replicas: int, step_ms: float, max_seqs: int, *more: str) ->
         before = os.environ.get("PYTHONPATH", "")
         os.environ |= {"PYTHONPATH": os.pathsep.join([folder, before]), "MOCK_STEP_MS": str(step_ms)}
         flags = ["--dp", str(num_replicas), "--max-seqs", str(max_seqs), "--max-batch-tokens", "8192"]
-        running = start_server(Path(folder) / "server.log", MODEL, *flags, *more, "--log-level", "warning")
+        running = start_server(Path(folder) / "server.log", model, *flags, *more, "--log-level", "warning")
         try:
             assert running.url, running.errors
             yield running
@@ -77,33 +77,37 @@ def load(url: str, num_streams: int, output_len: int, num_processes: int) -> Mea
     return bench.measure(cases(settings)[0], bench.servers[0], 0)
 
 
-def cpu_seconds(running: Server) -> dict[str, float]:
-    """Processor time so far of each kind of thread in the engine's process; the main thread is the HTTP server."""
-    used: collections.Counter[str] = collections.Counter()
-    for thread in psutil.Process(running.process.pid).threads():
-        used[thread_name(running.process.pid, thread.id)] += thread.user_time + thread.system_time
+def cpu_seconds(process: int) -> dict[str, float]:
+    """Processor time so far of each kind of thread in a process; the engine's main thread is the HTTP server."""
+    used: collections.defaultdict[str, float] = collections.defaultdict(float)
+    for thread in psutil.Process(process).threads():
+        used[thread_name(process, thread.id)] += int(_of_thread(process, thread.id, "schedstat").split()[0]) / 1e9
     return dict(used)
 
 
 def thread_name(process: int, thread: int) -> str:
-    """As the engine names it, such as `plait-driver`."""
+    """As the engine names it, such as `plait-driver`; `other` is mostly libzmq's input and output."""
     if thread == process:
         return "main"
-    name = Path(f"/proc/{process}/task/{thread}/comm").read_text().strip()
+    name = _of_thread(process, thread, "comm").strip()
     return name if name.startswith("plait-") else "other"
 
 
-def hold_to_core(running: Server, core: int) -> None:
-    """Every thread of the engine's process; its workers stay free."""
-    for thread in psutil.Process(running.process.pid).threads():
+def _of_thread(process: int, thread: int, name: str) -> str:
+    return Path(f"/proc/{process}/task/{thread}/{name}").read_text()
+
+
+def hold_to_core(process: int, core: int) -> None:
+    """Every thread of a process; those that it started stay free."""
+    for thread in psutil.Process(process).threads():
         os.sched_setaffinity(thread.id, {core})
 
 
 def idle_share(running: Server) -> float:
     """Of one core, that the engine's process takes while nothing runs."""
-    before = sum(cpu_seconds(running).values())
+    before = sum(cpu_seconds(running.process.pid).values())
     time.sleep(IDLE_SECONDS)
-    return (sum(cpu_seconds(running).values()) - before) / IDLE_SECONDS
+    return (sum(cpu_seconds(running.process.pid).values()) - before) / IDLE_SECONDS
 
 
 def measure(options: argparse.Namespace) -> Iterator[Row]:
@@ -114,7 +118,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
             case += ", server on one core"
         with mock_server(num_replicas, options.step_ms, max(options.streams)) as running:
             if options.server_core is not None:
-                hold_to_core(running, options.server_core)
+                hold_to_core(running.process.pid, options.server_core)
             yield Row(f"{case}, idle", "engine_cpu", "cores", idle_share(running))
             for num_streams in options.streams:
                 yield from measure_streams(running, f"{case}, {num_streams} streams", num_streams, options)
@@ -122,9 +126,9 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
 
 def measure_streams(running: Server, name: str, num_streams: int, options: argparse.Namespace) -> Iterator[Row]:
     """Rate and processor time with so many streams."""
-    before = cpu_seconds(running)
+    before = cpu_seconds(running.process.pid)
     measured = load(running.url, num_streams, options.output_len, options.processes)
-    after = cpu_seconds(running)
+    after = cpu_seconds(running.process.pid)
     late = measured.client_lag.reasons
     rate = measured.metrics.output_tokens_per_second
     print(f"{name}: {rate:,.0f} tokens/s", *late)

@@ -1,7 +1,7 @@
 """A rank without a model: it speaks the wire and samples one token after the other, so that only the engine works.
 
 `front_door.py` starts it in place of `plait_worker`, with the same arguments. `MOCK_STEP_MS` is the time of a step. It
-writes into the folder `MOCK_ARRIVALS`, if given, when each step's plan came.
+writes into the folder `MOCK_TIMES`, if given, when each step's plan came and when its result went.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import collections
 import json
 import os
+import select
 import time
 from pathlib import Path
 
@@ -55,6 +56,8 @@ class MockRank:
         self._num_steps = 0
         self._arrivals: list[tuple[int, float]] = []
         """Steps, and seconds of CLOCK_MONOTONIC."""
+        self._sends: list[tuple[int, float]] = []
+        """Sampled ids, and when they were sent."""
         self._socket = zmq.Context().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.ROUTING_ID, f"rank-{rank}".encode())
         self._socket.connect(endpoint)
@@ -69,9 +72,15 @@ class MockRank:
                 self._send(Heartbeat(rank=self._rank, step=self._num_steps))
                 next_beat = now + HEARTBEAT_SECONDS
             due = min(next_beat, self._due[0][0]) if self._due else next_beat
-            if self._socket.poll(max(0, int(1000 * (due - now)))) and not self._receive():
+            if self._has_mail(due - now) and not self._receive():
                 return
             self._answer_due()
+
+    def _has_mail(self, seconds: float) -> bool:
+        """Whether a message came within the time; `poll` counts in milliseconds, and steps may be shorter."""
+        if not self._socket.poll(0) and seconds > 0:
+            select.select([self._socket.FD], [], [], seconds)
+        return bool(self._socket.poll(0))
 
     def _hello(self) -> Hello:
         return Hello(
@@ -93,7 +102,7 @@ class MockRank:
         message = decode(self._socket.recv_multipart())
         if isinstance(message, Drain):
             self._send(Bye(rank=self._rank, num_steps=self._num_steps))
-            self._write_arrivals()
+            self._write_times()
             self._socket.close(linger=1000)
         elif isinstance(message, Plan):
             self._arrivals.append((message.step, time.monotonic()))
@@ -103,22 +112,30 @@ class MockRank:
             raise TypeError(f"the engine sent {message}")
         return not isinstance(message, Drain | Fail)
 
-    def _write_arrivals(self) -> None:
-        if folder := os.environ.get("MOCK_ARRIVALS"):
-            (Path(folder) / f"arrivals-{self._rank}.json").write_text(json.dumps(self._arrivals))
+    def _write_times(self) -> None:
+        if folder := os.environ.get("MOCK_TIMES"):
+            for name, times in (("arrivals", self._arrivals), ("sends", self._sends)):
+                (Path(folder) / f"{name}-{self._rank}.json").write_text(json.dumps(times))
 
     def _answer_due(self) -> None:
         while self._due and self._due[0][0] <= time.monotonic():
             _, plan = self._due.popleft()
             self._num_steps += 1
             if plan.step == 0 or self._rank % self._config.parallel.world == 0:
-                self._send(self._result(plan))
+                result = self._result(plan)
+                self._sends.append((self._sampled, time.monotonic()))
+                self._send(result)
+
+    @property
+    def _sampled(self) -> int:
+        """The id that every row of the latest step samples."""
+        return FIRST_TOKEN + self._num_steps % NUM_TOKENS
 
     def _result(self, plan: Plan) -> StepResult:
         rows: Ids = np.frombuffer(plan.rows, dtype="<u4")
         flags = rows[: 4 * plan.num_prefill].reshape(-1, 4)[:, 3]
         num_sampled = int(np.count_nonzero(flags & IS_LAST_CHUNK)) + plan.num_decode
-        ids = np.full(num_sampled, FIRST_TOKEN + self._num_steps % NUM_TOKENS, dtype="<u4")
+        ids = np.full(num_sampled, self._sampled, dtype="<u4")
         return StepResult(
             step=plan.step,
             elapsed_us=max(1, int(1e6 * self._step_seconds)),

@@ -53,7 +53,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
         for num_streams in sorted({1, num_replicas}):
             case = f"dp {num_replicas}, steps of {options.step_ms:g} ms, {num_streams} streams"
             with tempfile.TemporaryDirectory() as name:
-                os.environ["MOCK_ARRIVALS"] = name
+                os.environ["MOCK_TIMES"] = name
                 with mock_server(num_replicas, options.step_ms, 8, *flags) as running:
                     with ThreadPoolExecutor(num_streams) as pool:
                         times = list(pool.map(lambda _: stream(running.url, options.output_len), range(num_streams)))

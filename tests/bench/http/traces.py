@@ -105,9 +105,11 @@ def collecting() -> Iterator[tuple[str, Connection]]:
     ours, theirs = context.Pipe()
     process = context.Process(target=collect, args=(theirs,))
     process.start()
-    yield ours.recv(), ours
-    ours.send(False)
-    process.join()
+    try:
+        yield ours.recv(), ours
+    finally:
+        ours.send(False)
+        process.join()
 
 
 def run(url: str, load: Load, num_streams: int) -> Measured:
@@ -128,10 +130,10 @@ def run(url: str, load: Load, num_streams: int) -> Measured:
 
 
 def measure_round(side: Side, load: Load, num_streams: int, figures: Figures) -> None:
-    before, counted = sum(cpu_seconds(side.running).values()), side.count(load.counter)
+    before, counted = sum(cpu_seconds(side.running.process.pid).values()), side.count(load.counter)
     measured = run(side.running.url, load, num_streams)
     side.num_lost()
-    seconds = sum(cpu_seconds(side.running).values()) - before
+    seconds = sum(cpu_seconds(side.running.process.pid).values()) - before
     figures.cpu.append(seconds / (side.count(load.counter) - counted))
     metrics = measured.metrics
     figures.rates.append(metrics.output_tokens_per_second if load.unit == "token" else metrics.requests_per_second)
@@ -153,7 +155,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
         }
         if options.server_core is not None:
             for side in sides.values():
-                hold_to_core(side.running, options.server_core)
+                hold_to_core(side.running.process.pid, options.server_core)
         for load in loads:
             yield from measure_load(sides, load, options)
         yield Row("traces on", "spans_lost", "spans", sides["on"].num_lost(), 0.0)
