@@ -8,10 +8,11 @@ keeps every 64th stream: it is parsed in full once the load is over, so that the
 
 Each number of streams runs with all that the worker offers (`--offered` tokens a second), then at half the rate that
 was reached. Rates are of the time when all streams flow. The latency added is from the worker's send of a step to the
-read of its token. At `--beside` streams TLS and traces follow under the same loads, and short chats of one token by each.
+read of its token. At `--beside` streams TLS and traces follow under the same loads, and each serves short chats too.
 
 `--peer` names the Python of an environment with vLLM (tests/bench/cpu/README.md). Its server runs a random model of two
-layers with the demo's tokenizer; only the processor time of its API process counts, beside all of ours.
+layers with the demo's tokenizer; only the processor time of its API process counts, beside all of ours. `speed_docs.py`
+then writes docs/performance.md's table.
 """
 
 from __future__ import annotations
@@ -222,17 +223,27 @@ def running_peer(peer: Contestant, cores: list[int]) -> Iterator[ServerProcess]:
     """It starts on all cores; then its API process has the first."""
     environment = peer.environment | {"VLLM_CPU_OMP_THREADS_BIND": str(cores[1])}
     with tempfile.TemporaryDirectory() as folder, held_port() as port:
-        os.sched_setaffinity(0, set(cores))
         command = [word.format(port=port) for word in peer.command]
-        server = start(peer.name, command, port, environment, Path(folder) / "log")
+        with running_on(set(cores)):
+            server = start(peer.name, command, port, environment, Path(folder) / "log")
         try:
             server.wait_until_ready(peer.ready)
-            os.sched_setaffinity(0, {cores[1]})
             for one in server.look():
                 hold_to_core(one.pid, cores[one.pid != server.process.pid])
             yield server
         finally:
             server.stop()
+
+
+@contextlib.contextmanager
+def running_on(cores: set[int]) -> Iterator[None]:
+    """This process, and what it starts."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def over_peer(rows: list[Row]) -> Iterator[Row]:
@@ -261,7 +272,16 @@ def other_doors() -> Iterator[list[Door]]:
 
 def measure(options: argparse.Namespace) -> Iterator[Row]:
     """A row for each figure."""
-    os.sched_setaffinity(0, {options.cores[1]})
+    with running_on({options.cores[1]}):
+        rows = []
+        for row in measure_all(options):
+            rows.append(row)
+            yield row
+        yield from over_peer(rows)
+
+
+def measure_all(options: argparse.Namespace) -> Iterator[Row]:
+    """Each number of streams, the other doors at the load of one of them, the peer."""
     half = None
     for num_streams in options.streams:
         rows = list(measure_loads(Door(""), num_streams, options, num_streams == options.beside))
@@ -288,7 +308,6 @@ def main() -> None:
     for row in measure(options):
         print(json.dumps(msgspec.to_builtins(row)), flush=True)
         rows.append(row)
-    rows += over_peer(rows)
     if options.out is not None:
         result = {
             "commit": commit(),
