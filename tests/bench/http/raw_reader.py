@@ -167,6 +167,8 @@ class RawReader:
                             line.kept.append((monotonic(), data))
                         streaming.take(line, data)
                         num_open -= line.is_complete
+        if not (streaming.window.ended and streaming.window.num_events):
+            raise ReaderError("the first stream ended before all had begun; ask for longer answers")
         return streaming.window
 
     def answer(self, bodies: Sequence[bytes], warm_up: float, seconds: float, on_begin: Call) -> Window:
