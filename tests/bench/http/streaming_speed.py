@@ -139,13 +139,15 @@ class Streamed:
 
 def stream(url: str, process: int, num_streams: int, output_len: int, tls: ssl.SSLContext | None = None) -> Streamed:
     """A chat on each of so many connections, all at once."""
+    plain = {"model": model_id(url, tls), "max_tokens": output_len, "stream": True}
+    bodies = [
+        body(number, plain | ({"return_token_ids": True} if number % PARSED == 0 else {}))
+        for number in range(num_streams)
+    ]
     reader, cpu = RawReader(url, num_streams, tls), Cpu(process)
     kept = reader.lines[::PARSED]
     for line in kept:
         line.kept = []
-    asked = {"model": model_id(url, tls), "max_tokens": output_len, "stream": True, "return_token_ids": True}
-    plain = asked | {"return_token_ids": False}
-    bodies = [body(n, asked if line.kept is not None else plain) for n, line in enumerate(reader.lines)]
     with contextlib.closing(reader):
         window = reader.stream(bodies, cpu.begin, cpu.end)
     return Streamed(window, cpu, [Tokens.of(line.kept or []) for line in kept])
@@ -153,10 +155,11 @@ def stream(url: str, process: int, num_streams: int, output_len: int, tls: ssl.S
 
 def chat_rows(case: str, url: str, process: int, seconds: float, tls: ssl.SSLContext | None = None) -> Iterator[Row]:
     """Whole answers of one token, each connection one after the other."""
-    reader, cpu = RawReader(url, ASKERS, tls), Cpu(process)
     asked = {"model": model_id(url, tls), "max_tokens": 1}
+    bodies = [body(number, asked) for number in range(ASKERS)]
+    reader, cpu = RawReader(url, ASKERS, tls), Cpu(process)
     with contextlib.closing(reader):
-        window = reader.answer([body(n, asked) for n in range(ASKERS)], WARM_UP_SECONDS, seconds, cpu.begin)
+        window = reader.answer(bodies, WARM_UP_SECONDS, seconds, cpu.begin)
     cpu.end()
     yield Row(case, "requests_per_second", "requests/s", window.num_events / window.seconds)
     yield Row(case, "reader_cpu", "cores", window.cpu_seconds / window.seconds)
