@@ -23,6 +23,9 @@ _HOPPER = 9, 0
 """Has instructions of its own, which an architecture's name allows with an "a" (wgmma)."""
 
 
+Argument = Tensor | ctypes.Structure | int | float
+
+
 class CudaError(RuntimeError):
     """An error of the compiler or the driver."""
 
@@ -38,13 +41,11 @@ class Kernel:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         check(driver.cuFuncSetAttribute(function, attribute, max_shared_bytes))
 
-    def __call__(
-        self, shape: tuple[int, int, int], *arguments: Tensor | int | float, pdl: bool = False, cluster: int = 1
-    ) -> None:
+    def __call__(self, shape: tuple[int, int, int], *arguments: Argument, pdl: bool = False, cluster: int = 1) -> None:
         """Launch ``(blocks, threads, bytes of dynamic shared memory)`` on the current stream.
 
-        A tensor is passed as its pointer, a number as 64 bits. With ``pdl`` the kernel may start before the one before
-        it has ended, and waits for that by itself. So many neighbouring blocks are a ``cluster``.
+        A tensor is passed as its pointer, a number as 64 bits, a structure as it is. With ``pdl`` the kernel may start
+        before the one before it has ended, and waits for that by itself. So many neighbouring blocks are a ``cluster``.
         """
         from cuda.bindings import driver
 
@@ -58,7 +59,9 @@ class Kernel:
             check(driver.cuLaunchKernel(self._function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, given, 0))
 
 
-def _kind(argument: Tensor | int | float) -> type[ctypes._SimpleCData[Any]]:
+def _kind(argument: Argument) -> type[ctypes._SimpleCData[Any]] | None:
+    if isinstance(argument, ctypes.Structure):
+        return None
     if isinstance(argument, Tensor):
         return ctypes.c_void_p
     return ctypes.c_double if isinstance(argument, float) else ctypes.c_longlong

@@ -9,6 +9,7 @@ import ctypes
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -84,12 +85,14 @@ CASES: list[tuple[tuple[int, int], int, torch.dtype, bool, SkinnyTile | WgmmaTil
     ((48, 288), 32, torch.bfloat16, True, SkinnyTile(1, 2, 4, 1), 1),
     ((48, 320), 64, torch.float32, False, SkinnyTile(2, 4, 2, 1), 3),
     ((32, 160), -1, torch.float16, True, SkinnyTile(1, 2, 4, 1), 2),
-    ((80, 640), 128, torch.float16, True, WgmmaTile(64, 1, 6, 1, 2), 40),
-    ((144, 512), 128, torch.float16, True, WgmmaTile(16, 2, 4, 1, 3), 9),
-    ((208, 288), 32, torch.bfloat16, True, WgmmaTile(16, 3, 5, 1, 1), 20),
-    ((80, 320), 64, torch.float32, False, WgmmaTile(32, 1, 4, 1, 2), 33),
-    ((48, 256), 256, torch.float16, False, WgmmaTile(128, 1, 4, 1, 2), 130),
-    ((64, 160), -1, torch.float16, True, WgmmaTile(256, 1, 4, 1, 1), 250),
+    ((80, 640), 128, torch.float16, True, WgmmaTile(64, 1, 2, 1, 2), 40),
+    ((400, 1280), 128, torch.float16, True, WgmmaTile(64, 2, 3, 1, 0), 70),
+    ((144, 512), 128, torch.float16, True, WgmmaTile(16, 2, 3, 1, 3), 9),
+    ((208, 288), 32, torch.bfloat16, True, WgmmaTile(16, 3, 2, 1, 1), 20),
+    ((80, 320), 64, torch.float32, False, WgmmaTile(32, 1, 3, 2, 0), 33),
+    ((48, 256), 256, torch.float16, False, WgmmaTile(128, 1, 2, 1, 2), 130),
+    ((64, 160), -1, torch.float16, True, WgmmaTile(256, 1, 2, 1, 1), 250),
+    ((144, 640), 128, torch.bfloat16, True, WgmmaTile(256, 2, 3, 1, 0), 100),
 ]
 """Shapes, group sizes, scales, zeros, tiles and rows."""
 
@@ -107,7 +110,8 @@ def test_rows_are_multiplied(
     weight = made(shape, group_size, scale_dtype, has_zero=has_zero)
     x_NI, wide_NO = torch.randn(num_rows, shape[1]).bfloat16(), torch.full((num_rows, shape[0] + 9), 7.0).bfloat16()
     multiplied(folder, x_NI, weight, tile, wide_NO[:, : shape[0]])
-    value_OI = weight.dequantised() if isinstance(tile, SkinnyTile) else weight.dequantised().bfloat16()
+    scales_sums = isinstance(tile, SkinnyTile) or (tile.rows <= 64 and not 0 < group_size < 128)
+    value_OI = weight.dequantised() if scales_sums else weight.dequantised().bfloat16()
     right_NO = x_NI.double() @ value_OI.double().T
     off = (wide_NO[:, : shape[0]].double() - right_NO).abs().max() / right_NO.abs().max()
     assert float(off) < TOLERANCE
@@ -117,7 +121,7 @@ def test_rows_are_multiplied(
 def test_a_nan_stays_in_its_row(folder: Path) -> None:
     weight, x_NI = made((64, 256), 128), torch.randn(7, 256).bfloat16()
     x_NI[3, 9] = float("nan")
-    for tile in (SkinnyTile(1, 4, 2, 1), WgmmaTile(16, 1, 4, 1, 1)):
+    for tile in (SkinnyTile(1, 4, 2, 1), WgmmaTile(16, 1, 4, 1, 1), WgmmaTile(128, 1, 2, 1, 0)):
         out_NO = torch.empty(7, 64, dtype=torch.bfloat16)
         multiplied(folder, x_NI, weight, tile, out_NO)
         assert out_NO[3].isnan().all()
@@ -126,7 +130,7 @@ def test_a_nan_stays_in_its_row(folder: Path) -> None:
 
 @pytest.mark.skipif(not can_compile(), reason="no NVRTC; pip install cuda-bindings nvidia-cuda-nvrtc")
 @pytest.mark.parametrize(
-    "tile", [SkinnyTile(1, 8, 4, 3), *(WgmmaTile(rows, 2, 5, 1, 1) for rows in (16, 32, 64, 128, 256))]
+    "tile", [SkinnyTile(1, 8, 4, 3), *(WgmmaTile(rows, 2, 3, 1, 1) for rows in (16, 32, 64, 128, 256))]
 )
 def test_kernels_compile_for_hopper_gpus(tile: SkinnyTile | WgmmaTile) -> None:
     headers = sorted(SOURCES.glob("*.cuh"))
@@ -140,6 +144,22 @@ def test_tiles_of_the_table_serve_up_to_their_rows() -> None:
     tiles = cuda_tiles_in({"1": [1, 8, 4, 3], "64": [64, 2, 6, 2, 4]})
     expected: dict[int, Int4Tile] = {1: SkinnyTile(1, 8, 4, 3)}
     assert tiles == expected | dict.fromkeys(range(33, 65), WgmmaTile(64, 2, 6, 2, 4))
+
+
+def test_few_tiles_are_shared_out_evenly_and_many_as_they_are() -> None:
+    weight, tile = made((400, 1280), 128), WgmmaTile(64, 2, 3, 2, 0)
+    assert launch_of(64, weight, tile, 10).blocks == 20
+    assert launch_of(64, weight, tile, 100).blocks == 4 * 10, "a chunk each"
+    assert launch_of(130, weight, replace(tile, splits=2), 10)[::3] == (2 * 3 * 4, 2)
+    assert launch_of(1300, weight, replace(tile, splits=1), 10).blocks == 4 * 21
+
+
+def test_small_groups_leave_place_for_fewer_slots() -> None:
+    tile = WgmmaTile(128, 3, 5, 1, 1)
+    assert "SLOTS=5" in defines_of(made((64, 256), 128), tile)
+    small = made((64, 256), 32, torch.float32)
+    assert "SLOTS=4" in defines_of(small, tile)
+    assert launch_of(128, small, tile, 4).shared_bytes <= 227 << 10
 
 
 def test_why_triton_multiplies_is_said() -> None:

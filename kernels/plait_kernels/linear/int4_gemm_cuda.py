@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,20 +18,32 @@ import torch
 from torch import Tensor
 
 from plait_kernels.linear.int4 import CHUNK, LEAST_GROUP, MULTIPLE, Int4Weight
-from plait_kernels.linear.int4_tiles import SkinnyTile, WgmmaTile
+from plait_kernels.linear.int4_tiles import CudaTile, SkinnyTile, WgmmaTile
 from plait_kernels.nvrtc import Kernel, compile_kernels
+from plait_kernels.tensor_map import row_map
 
 _SCALE_KINDS = torch.float16, torch.bfloat16, torch.float32
 _CHUNK_BYTES = 2 * CHUNK
 """Of a row."""
-_STAGE_INPUTS = CHUNK // 2
 _WARP, _WARPGROUP, _WARPGROUP_OUTPUTS = 32, 128, 64
 _ALIGNMENT = 1024
-"""Of a stage in shared memory."""
-_SHARED_BYTES = 228 << 10
-"""Of a multiprocessor, for all its blocks."""
+"""Of a slot in shared memory, and bytes before the first one."""
+_SHARED_BYTES, _BLOCK_BYTES = 228 << 10, 227 << 10
+"""Of a multiprocessor, for all its blocks; of one block at most."""
 _SYSTEM_BYTES = 1024
 """Of shared memory, that CUDA takes for each block."""
+_MOVED_ROWS = 256
+"""Of a tile that has registers moved to the warpgroups that multiply, from one that copies."""
+_LEFT_SUMS, _LEFT_FLAGS = 1 << 15, 8
+"""Of a multiprocessor's blocks."""
+
+
+class Left(NamedTuple):
+    """What blocks leave for others, on a GPU whose GEMMs run one after the other."""
+
+    sums: Tensor
+    flags: Tensor
+    """0 between GEMMs."""
 
 
 class Launch(NamedTuple):
@@ -42,12 +55,12 @@ class Launch(NamedTuple):
     cluster: int = 1
 
 
-def int4_gemm(x_NI: Tensor, weight: Int4Weight, tile: SkinnyTile | WgmmaTile, out_NO: Tensor) -> Tensor:
+def int4_gemm(x_NI: Tensor, weight: Int4Weight, tile: CudaTile, out_NO: Tensor) -> Tensor:
     """See ``plait_kernels.linear.int4_gemm``."""
-    *shape, cluster = launch_of(len(x_NI), weight, tile, _multiprocessors(out_NO.device))
+    launch = launch_of(len(x_NI), weight, tile, _multiprocessors(out_NO.device))
     _kernel_of(weight, tile)(
-        (shape[0], shape[1], shape[2]),
-        x_NI,
+        launch[:3],
+        row_map(x_NI, tile.rows) if isinstance(tile, WgmmaTile) else x_NI,
         weight.codes,
         weight.scale,
         weight.scale if weight.zero is None else weight.zero,
@@ -56,33 +69,42 @@ def int4_gemm(x_NI: Tensor, weight: Int4Weight, tile: SkinnyTile | WgmmaTile, ou
         *weight.shape,
         weight.codes.shape[0],
         out_NO.stride(0),
+        *(_left(out_NO.device) if isinstance(tile, WgmmaTile) else ()),
         pdl=True,
-        cluster=cluster,
+        cluster=launch.cluster,
     )
     return out_NO
 
 
 def compile_for(weight: Int4Weight, tiles: Iterable[object]) -> None:
     """The kernels that ``int4_gemm`` needs for these tiles."""
-    for tile in tiles:
-        if isinstance(tile, SkinnyTile | WgmmaTile):
+    for tile in set(tiles):
+        if isinstance(tile, CudaTile):
             _kernel_of(weight, tile)
+        if isinstance(tile, WgmmaTile):
+            _left(weight.codes.device)
 
 
-def defines_of(weight: Int4Weight, tile: SkinnyTile | WgmmaTile) -> tuple[str, ...]:
+def defines_of(weight: Int4Weight, tile: CudaTile) -> tuple[str, ...]:
     """What the source is compiled for."""
     zero = () if weight.zero is None else ("HAS_ZERO",)
+    if isinstance(tile, WgmmaTile):
+        tile = replace(tile, slots=_slots(weight, tile))
     form = f"GROUP={weight.group_size}", f"SCALE_KIND={_SCALE_KINDS.index(weight.scale.dtype)}", *zero
     return (*form, *(f"{name}={value}" for name, value in tile.defines().items()))
 
 
-def launch_of(num_rows: int, weight: Int4Weight, tile: SkinnyTile | WgmmaTile, multiprocessors: int) -> Launch:
+def launch_of(num_rows: int, weight: Int4Weight, tile: CudaTile, multiprocessors: int) -> Launch:
     """Blocks and their shared memory for so many rows, on a GPU with so many multiprocessors."""
     if isinstance(tile, SkinnyTile):
         return _skinny_launch(num_rows, weight, tile, multiprocessors)
-    panels = math.ceil(num_rows / tile.rows) * math.ceil(weight.shape[0] / (_WARPGROUP_OUTPUTS * tile.warpgroups))
-    splits = min(tile.splits, weight.codes.shape[0])
-    return Launch(panels * splits, _WARPGROUP * tile.warpgroups, _wgmma_bytes(weight, tile), splits)
+    tiles, chunks = math.ceil(num_rows / tile.rows) * math.ceil(weight.shape[0] / _outputs(tile)), weight.codes.shape[0]
+    cluster = min(tile.splits, chunks)
+    blocks = tiles * cluster or min(multiprocessors * tile.blocks, tiles * chunks)
+    copying = _WARPGROUP if tile.rows == _MOVED_ROWS and tile.warpgroups > 1 else _WARP
+    slots, sums = _slots(weight, tile) * _slot_bytes(weight, tile), tile.rows * (_outputs(tile) + 4) * 4
+    shared_bytes = 2 * _ALIGNMENT + max(slots, sums)
+    return Launch(blocks, _WARPGROUP * tile.warpgroups + copying, shared_bytes, max(1, cluster))
 
 
 def _skinny_launch(num_rows: int, weight: Int4Weight, tile: SkinnyTile, multiprocessors: int) -> Launch:
@@ -93,21 +115,38 @@ def _skinny_launch(num_rows: int, weight: Int4Weight, tile: SkinnyTile, multipro
     return Launch(min(steps, multiprocessors * resident), _WARP * tile.warps, shared_bytes)
 
 
-def _wgmma_bytes(weight: Int4Weight, tile: WgmmaTile) -> int:
-    outputs, scales = _WARPGROUP_OUTPUTS * tile.warpgroups, max(1, CHUNK // max(LEAST_GROUP, weight.group_size))
-    marks = scales * outputs * (weight.scale.element_size() + 1)
-    stage = tile.rows * _STAGE_INPUTS * 2 + outputs * _STAGE_INPUTS // 2 + marks
-    sums = tile.rows * (outputs + 4) * 4
-    return max(tile.stages * math.ceil(stage / _ALIGNMENT) * _ALIGNMENT, sums) + _ALIGNMENT
+def _slots(weight: Int4Weight, tile: WgmmaTile) -> int:
+    """Those that fit: small groups have more marks."""
+    most = min(_BLOCK_BYTES, _SHARED_BYTES // tile.blocks - _SYSTEM_BYTES) - 2 * _ALIGNMENT
+    return min(tile.slots, most // _slot_bytes(weight, tile))
 
 
-def _kernel_of(weight: Int4Weight, tile: SkinnyTile | WgmmaTile) -> Kernel:
+def _slot_bytes(weight: Int4Weight, tile: WgmmaTile) -> int:
+    scales = max(1, CHUNK // max(LEAST_GROUP, weight.group_size))
+    marks = scales * _outputs(tile) * (weight.scale.element_size() + 1)
+    slot = tile.rows * _CHUNK_BYTES + _outputs(tile) * CHUNK // 2 + marks
+    return math.ceil(slot / _ALIGNMENT) * _ALIGNMENT
+
+
+def _outputs(tile: WgmmaTile) -> int:
+    return _WARPGROUP_OUTPUTS * tile.warpgroups
+
+
+def _kernel_of(weight: Int4Weight, tile: CudaTile) -> Kernel:
     return _compiled(type(tile).kernel, defines_of(weight, tile), weight.codes.device)
 
 
 @functools.cache
 def _compiled(name: str, defines: tuple[str, ...], device: torch.device) -> Kernel:
     return compile_kernels(Path(__file__).with_name(f"{name}.cu"), (name,), defines, device)[name]
+
+
+@functools.cache
+def _left(device: torch.device) -> Left:
+    """Made before any graph is captured."""
+    number = _multiprocessors(device)
+    sums = torch.empty(number * _LEFT_SUMS, dtype=torch.float32, device=device)
+    return Left(sums, torch.zeros(number * _LEFT_FLAGS, dtype=torch.int32, device=device))
 
 
 @functools.cache

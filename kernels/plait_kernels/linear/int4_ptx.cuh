@@ -94,8 +94,114 @@ __device__ void meet_the_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// What other instructions wrote to shared memory is seen by wgmma.
-__device__ void show_copies_to_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ void meet_the_warp() { __syncwarp(); }
+
+// The first so many threads.
+template <int COUNT> __device__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(COUNT) : "memory"); }
+
+// A warpgroup has so many registers a thread from here on; 0: those it has.
+template <int COUNT> __device__ void take_registers() {
+    if constexpr (COUNT) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT> __device__ void give_registers() {
+    if constexpr (COUNT) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+}
+
+__device__ void begin_barrier(unsigned barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Barriers that begin are seen by copies.
+__device__ void show_barriers() {
+    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Without a branch, between whose ends ptxas would let no wgmma be under way.
+__device__ void arrive_if(unsigned barrier, bool does) {
+    asm volatile("{\n.reg .pred does;\nsetp.ne.b32 does, %1, 0;\n"
+                 "@does mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];\n}" ::"r"(barrier),
+                 "r"((int)does)
+                 : "memory");
+}
+
+// Arrives, and has the barrier wait for so many bytes of copies.
+__device__ void expect_bytes(unsigned barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+__device__ bool has_phase_ended(unsigned barrier, unsigned parity) {
+    int has_ended;
+    asm volatile("{\n.reg .pred ended;\nmbarrier.try_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
+                 "selp.b32 %0, 1, 0, ended;\n}"
+                 : "=r"(has_ended)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return has_ended;
+}
+
+__device__ void wait_for_phase(unsigned barrier, unsigned parity) {
+    while (!has_phase_ended(barrier, parity)) {
+    }
+}
+
+// A multiple of 16 bytes.
+__device__ void copy_bytes(unsigned to, const void* from, int bytes, unsigned barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+// Rows in global memory (a tensor map).
+struct alignas(64) RowMap {
+    unsigned long long words[16];
+};
+
+// Some inputs of some rows, with zeros for those that there are not.
+__device__ void copy_box(unsigned to, const RowMap& map, int input, int row, unsigned barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
+                 "[%2];" ::"r"(to),
+                 "l"(&map), "r"(barrier), "r"(input), "r"(row)
+                 : "memory");
+}
+
+__device__ void prepare(const RowMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+
+// A number that is the same in all lanes, which the compiler need not know.
+__device__ unsigned same_in_warp(unsigned number) { return __shfl_sync(0xFFFFFFFF, number, 0); }
+
+__device__ unsigned from_lane_xor(unsigned word, int other) { return __shfl_xor_sync(0xFFFFFFFF, word, other); }
+
+// Of 8 x 8 16-bit numbers, of which each lane has two: row lane / 4, columns lane % 4 * 2 and the next.
+__device__ unsigned transposed(unsigned pair) {
+    unsigned flipped;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(flipped) : "r"(pair));
+    return flipped;
+}
+
+// What this thread wrote is seen by other blocks, once they see a flag that is set later.
+__device__ void show_to_all() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+__device__ void set_flag(int* flag) { asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory"); }
+
+// Waits for a flag, and takes it down.
+__device__ void take_flag(int* flag) {
+    int is_set;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_set) : "l"(flag) : "memory");
+    } while (!is_set);
+    *flag = 0;
+}
+
+__device__ float4 read_shown(const float4* at) {
+    float4 sums;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(sums.x), "=f"(sums.y), "=f"(sums.z), "=f"(sums.w)
+                 : "l"(at)
+                 : "memory");
+    return sums;
+}
 
 __device__ void begin_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 

@@ -18,7 +18,7 @@ from plait_kernels.nvrtc import no_compiler_reason
 
 CUDA_CAPABILITY = 9, 0
 """Of the GPUs that have wgmma."""
-CUDA_MAX_ROWS = 1, 8, 16, 32, 64, 128, 256
+CUDA_MAX_ROWS = 1, 8, 16, 32, 64, 128, 256, 512, 2048
 """The numbers of rows that are measured; a tile serves up to so many."""
 _SKINNY_NUMBERS = 4
 """Of a skinny tile in the table; others have one more."""
@@ -52,12 +52,12 @@ class WgmmaTile:
     """16, 32, 64, 128 or 256."""
     warpgroups: int
     """Of 64 outputs each."""
-    stages: int
-    """Of half a chunk's inputs, in shared memory."""
+    slots: int
+    """Chunks of inputs in shared memory; fewer, if marks of small groups take the place."""
     blocks: int
-    """That are to fit a multiprocessor."""
+    """On a multiprocessor."""
     splits: int
-    """Blocks that share the inputs, up to 8."""
+    """Blocks that share the inputs of a tile, up to 8; 0: as many as fit the GPU share those of all tiles evenly."""
 
     kernel: ClassVar[str] = "int4_wgmma_gemm"
 
@@ -66,7 +66,8 @@ class WgmmaTile:
         return {name.upper(): value for name, value in asdict(self).items() if name != "splits"}
 
 
-Int4Tile = Tile | SkinnyTile | WgmmaTile
+CudaTile = SkinnyTile | WgmmaTile
+Int4Tile = Tile | CudaTile
 
 
 def tiles_of(weight: Int4Weight) -> dict[int, Int4Tile]:

@@ -30,7 +30,7 @@ from plait_kernels.linear import Tile, gemv, int4_gemm_cuda, int4_matrix, tuning
 from plait_kernels.linear.gemm import int4_dequantise, int4_gemm
 from plait_kernels.linear.gemm_tuning import int4_key
 from plait_kernels.linear.int4 import FLOAT, INTEGER, Int4Weight, pack_int4
-from plait_kernels.linear.int4_tiles import Int4Tile, SkinnyTile, WgmmaTile, cuda_key
+from plait_kernels.linear.int4_tiles import CudaTile, Int4Tile, SkinnyTile, WgmmaTile, cuda_key
 from plait_kernels.moe import Experts, ExpertStack
 from plait_kernels.moe.grouped_gemm_triton import Tile as GroupedTile
 from plait_kernels.moe.int4_experts import Int4Experts, stack_int4
@@ -51,7 +51,7 @@ SHARDS = {
     for (name, (num_outputs, num_inputs)), is_column in zip(SHAPES.items(), (True, False, True, False), strict=True)
 }
 """What each of several ranks has."""
-ROWS = (1, 8, 16, 32, 64, 128, 256, 2048, 8192)
+ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 2048, 8192)
 TRITON_ROWS = (1, 8, 16, 64, 256)
 """Of which the tuning table may have Triton's tiles."""
 GROUP = 128
@@ -63,14 +63,18 @@ FEW_ROWS = tuple(
     )
 )
 MANY_ROWS = {
-    16: ((16, 2, 8, 2), (16, 4, 8, 1), (16, 1, 8, 3)),
-    32: ((32, 2, 6, 2), (32, 3, 6, 1), (32, 4, 6, 1)),
-    64: ((64, 1, 6, 3), (64, 2, 6, 1), (64, 2, 6, 2), (64, 3, 6, 1), (64, 4, 6, 1)),
-    128: ((128, 2, 5, 1), (128, 3, 6, 1), (128, 4, 6, 1)),
-    256: ((128, 2, 5, 1), (128, 2, 3, 2), (128, 3, 6, 1), (128, 4, 6, 1), (256, 2, 5, 1), (256, 3, 5, 1)),
+    16: ((16, 1, 6, 3), (16, 2, 8, 2), (16, 4, 10, 1)),
+    32: ((32, 1, 5, 3), (32, 2, 6, 2), (32, 4, 8, 1)),
+    64: ((64, 1, 3, 3), (64, 1, 4, 2), (64, 2, 8, 1), (64, 3, 7, 1)),
+    128: ((64, 2, 8, 1), (64, 3, 7, 1), (128, 1, 3, 2), (128, 2, 5, 1), (128, 3, 5, 1)),
+    256: ((128, 2, 5, 1), (128, 3, 5, 1), (256, 1, 3, 1), (256, 2, 3, 1)),
+    512: ((128, 3, 5, 1), (256, 1, 3, 1), (256, 2, 3, 1)),
+    2048: ((128, 3, 5, 1), (256, 2, 3, 1)),
 }
-"""Rows, warpgroups, stages and blocks on a multiprocessor, by the most rows."""
-MOST_BLOCKS = 520
+"""Rows, warpgroups, slots and blocks on a multiprocessor, by the most rows."""
+CUDA_SPLITS = range(1, 9)
+LEAST_BLOCKS = 60
+"""Fewer leave multiprocessors idle."""
 BASES = {
     8: ((64, 128, 6, 4), (64, 256, 4, 4), (64, 512, 3, 4), (128, 256, 3, 8)),
     16: ((64, 128, 6, 4), (64, 256, 4, 4), (128, 128, 5, 8), (128, 256, 3, 8)),
@@ -122,15 +126,17 @@ def tiles(num_outputs: int, num_inputs: int, num_rows: int) -> Iterator[Tile]:
                 yield Tile(outputs, inputs, splits, stages, warps)
 
 
-def cuda_tiles(num_outputs: int, num_inputs: int, num_rows: int) -> Iterator[SkinnyTile | WgmmaTile]:
+def cuda_tiles(num_outputs: int, num_inputs: int, num_rows: int) -> Iterator[CudaTile]:
     """Those of the CUDA kernels that are tried."""
     if num_rows <= 8 and num_rows * num_inputs <= 8 * 8192:
         yield from FEW_ROWS
-    for rows, warpgroups, stages, blocks in MANY_ROWS.get(max(16, num_rows), ()):
-        for splits in SPLITS:
-            panels = -(-num_outputs // (64 * warpgroups)) * -(-num_rows // rows)
-            if splits == 1 or panels * splits <= MOST_BLOCKS:
-                yield WgmmaTile(rows, warpgroups, stages, blocks, splits)
+    most = torch.cuda.get_device_properties(0).multi_processor_count
+    for rows, warpgroups, slots, blocks in MANY_ROWS.get(max(16, num_rows), ()):
+        panels = -(-num_outputs // (64 * warpgroups)) * -(-num_rows // rows)
+        yield WgmmaTile(rows, warpgroups, slots, blocks, 0)
+        for splits in CUDA_SPLITS:
+            if panels * splits >= LEAST_BLOCKS and (splits == 1 or panels * splits <= most * blocks):
+                yield WgmmaTile(rows, warpgroups, slots, blocks, splits)
 
 
 def compile_cuda_kernels() -> None:
@@ -306,7 +312,7 @@ def add_to_table(
     table: dict[str, dict[str, list[int]]], weight: Int4Weight, num_rows: int, found: Sequence[Found]
 ) -> None:
     """The fastest tile of CUDA's kernels if it is the fastest way, and of Triton's if only those are faster."""
-    rest = [each for each in found if not isinstance(each.tile, SkinnyTile | WgmmaTile)]
+    rest = [each for each in found if not isinstance(each.tile, CudaTile)]
     if found[0] not in rest and found[0].tile is not None:
         table.setdefault(cuda_key(weight), {})[str(num_rows)] = list(numbers_of(found[0].tile))
     if num_rows in TRITON_ROWS and rest and rest[0].tile is not None:

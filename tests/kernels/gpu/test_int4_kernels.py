@@ -13,7 +13,7 @@ from plait_kernels.linear import Int4Matrix, Int4Weight, Tile, int4_dequantise, 
 from plait_kernels.linear.gemm_tuning import int4_tiles_of, tuning_file
 from plait_kernels.linear.int4 import FLOAT, INTEGER, join, pack_int4
 from plait_kernels.linear.int4_matrix import dequantised_matmul, int4_unsupported_reason
-from plait_kernels.linear.int4_tiles import SkinnyTile, WgmmaTile, cuda_tiles_in
+from plait_kernels.linear.int4_tiles import CudaTile, SkinnyTile, WgmmaTile, cuda_tiles_in
 from plait_kernels.moe import Int4Experts, stack_int4
 from plait_kernels.moe.grouped_gemm_triton import Tile as GroupedTile
 from plait_kernels.moe.int4_experts import reference_parts
@@ -123,15 +123,15 @@ def test_every_cuda_tile_of_the_tuning_table_is_right(key: str) -> None:
 
 CUDA_TILES = [
     *(SkinnyTile(1, 8, 4, 2), SkinnyTile(2, 4, 2, 2), SkinnyTile(1, 16, 2, 1)),
-    *(WgmmaTile(16, 2, 8, 2, 4), WgmmaTile(32, 2, 6, 1, 3), WgmmaTile(64, 4, 6, 1, 8), WgmmaTile(64, 1, 6, 3, 1)),
-    *(WgmmaTile(128, 3, 6, 1, 2), WgmmaTile(256, 3, 5, 1, 1), WgmmaTile(256, 2, 5, 1, 4)),
+    *(WgmmaTile(16, 2, 8, 2, 4), WgmmaTile(32, 2, 6, 2, 0), WgmmaTile(64, 3, 7, 1, 8), WgmmaTile(64, 1, 3, 3, 0)),
+    *(WgmmaTile(128, 3, 5, 1, 2), WgmmaTile(128, 1, 3, 2, 1), WgmmaTile(256, 2, 3, 1, 0), WgmmaTile(256, 1, 3, 1, 4)),
 ]
 
 
 @pytest.mark.skipif(not can_compile(), reason="no cuda-bindings")
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "MXFP4"])
 @pytest.mark.parametrize("tile", CUDA_TILES, ids=str)
-def test_each_cuda_tile_gives_the_same_sums_each_time(tile: SkinnyTile | WgmmaTile, form: str) -> None:
+def test_each_cuda_tile_gives_the_same_sums_each_time(tile: CudaTile, form: str) -> None:
     weight = made((336, 1280), form)
     for num_rows in (1, 5, 8) if isinstance(tile, SkinnyTile) else (3, tile.rows, tile.rows + 1):
         x_NI, wide_N = normal(num_rows, 1280), [normal(num_rows, 345).fill_(7) for _ in range(3)]
@@ -227,6 +227,26 @@ def test_experts_multiply_by_every_tile(rows: int) -> None:
     tile = GroupedTile(rows, 128, 128, 8, 3) if rows > 16 else GroupedTile(rows, 64, 256, 4, 4)
     given = expert_parts(x_TH, experts.gate_up_EJH, experts.down_EHI, chosen_TK, 25.0, tile)
     assert off_by(given, reference_parts(x_TH, experts.gate_up_EJH, experts.down_EHI, chosen_TK)) < 2**-6
+
+
+@pytest.mark.skipif(not can_compile(), reason="no cuda-bindings")
+def test_gemms_that_follow_one_another_leave_nothing() -> None:
+    """Each begins while the one before it ends, and both leave sums in the same place."""
+    weights = [made((1040, 1280), "AWQ") for _ in range(4)]
+    x_NI = [normal(num_rows, 1280) for num_rows in (64, 130, 256, 9)]
+    tiles = [
+        WgmmaTile(64, 2, 8, 1, 0),
+        WgmmaTile(128, 3, 5, 1, 0),
+        WgmmaTile(256, 2, 3, 1, 5),
+        WgmmaTile(16, 1, 6, 3, 0),
+    ]
+    outs = [[normal(len(x), 1040) for x in x_NI] for _ in range(20)]
+    for out_NO in outs:
+        for x, weight, tile, out in zip(x_NI, weights, tiles, out_NO, strict=True):
+            int4_gemm(x, weight, tile, out)
+    for x, weight, *each in zip(x_NI, weights, *outs, strict=True):
+        assert off_by(each[0], matmul(x, weight)) < TOLERANCE
+        assert all(torch.equal(each[0], other) for other in each[1:])
 
 
 def test_a_captured_gemm_replays_over_new_rows() -> None:

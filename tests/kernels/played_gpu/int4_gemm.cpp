@@ -15,10 +15,18 @@ struct Arguments {
 };
 
 Arguments given;
+std::vector<float> left;
+std::vector<int> flags;
 
 void live() {
+#ifdef ROWS
+    const RowMap x = {given.x, given.rows, given.inputs, ROWS};
+    KERNEL(x, given.codes, given.scale, given.zero, given.out, given.rows, given.outputs, given.inputs, given.chunks,
+           given.out_stride, left.data(), flags.data());
+#else
     KERNEL(given.x, given.codes, given.scale, given.zero, given.out, given.rows, given.outputs, given.inputs,
            given.chunks, given.out_stride);
+#endif
     fiber->has_ended = true;
     swapcontext(&fiber->context, &scheduler);
 }
@@ -63,5 +71,8 @@ extern "C" void run(const int* launch, const void* const* tensors, const long lo
              (const unsigned char*)tensors[3], (unsigned short*)tensors[4], numbers[0], numbers[1], numbers[2],
              numbers[3], numbers[4]};
     grid_size = blocks;
+#ifdef ROWS
+    left.assign((size_t)blocks * ROWS * WARPGROUPS * 64, NAN), flags.assign(blocks, 0);
+#endif
     for (int first = 0; first < blocks; first += cluster) run_cluster(first, cluster, num_threads, shared_bytes);
 }

@@ -11,12 +11,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <utility>
 #include <vector>
 
 #define __device__
 #define __global__
 #define __launch_bounds__(...)
+#define __grid_constant__
 using std::max;
 using std::min;
 
@@ -32,11 +34,17 @@ struct Warp {
     unsigned word[32], words[32][4];
 };
 struct Cluster;
+// An mbarrier, and the copies that it waits for, which are done when somebody waits.
+struct Phases {
+    int arrivals, missing, bytes = 0, ended = 0;
+    std::vector<std::pair<unsigned, std::vector<unsigned char>>> copies;
+};
 struct Block {
     Cluster* cluster;
     int index, num_threads;
     std::vector<unsigned char> memory;
-    Barrier barrier;
+    Barrier barrier, some;
+    std::map<unsigned, Phases> phases;
     std::vector<Warp> warps;
 };
 struct Cluster {
@@ -95,8 +103,6 @@ inline int lane() { return fiber->thread % 32; }
 inline Warp& warp() { return fiber->block->warps[fiber->thread / 32]; }
 inline void meet_the_warp() { arrive(warp().barrier, 32); }
 inline void __syncthreads() { arrive(fiber->block->barrier, fiber->block->num_threads); }
-inline void meet_the_cluster() { arrive(fiber->block->cluster->barrier, fiber->block->cluster->num_threads); }
-inline int cluster_size() { return (int)fiber->block->cluster->blocks.size(); }
 
 inline unsigned __shfl_sync(unsigned, unsigned word, int from) {
     warp().word[lane()] = word;
@@ -173,7 +179,6 @@ template <int LATER> void wait_for_copies() {
 
 inline void wait_for_the_kernel_before() {}
 inline void let_the_next_kernel_begin() {}
-inline void show_copies_to_wgmma() {}
 inline void begin_wgmma() {}
 
 // Each 8 lanes say where the rows of a matrix of 8 x 8 are.
@@ -213,11 +218,119 @@ inline void multiply_add(float (&sums)[4], const unsigned (&values)[4], unsigned
     }
 }
 
+inline void meet_the_cluster() { arrive(fiber->block->cluster->barrier, fiber->block->cluster->num_threads); }
+inline int cluster_size() { return (int)fiber->block->cluster->blocks.size(); }
+
 inline float4 sums_of(unsigned at, int rank) {
     float4 sums;
     std::memcpy(&sums, place(fiber->block->cluster->blocks[rank], at), 16);
     return sums;
 }
+
+template <int COUNT> void meet() { arrive(fiber->block->some, COUNT); }
+template <int COUNT> void take_registers() {}
+template <int COUNT> void give_registers() {}
+
+inline void begin_barrier(unsigned barrier, int arrivals) { fiber->block->phases[barrier] = {arrivals, arrivals}; }
+inline void show_barriers() {}
+
+inline Phases& phases_of(Block& block, unsigned barrier) {
+    const auto found = block.phases.find(barrier);
+    if (found == block.phases.end()) fail("a barrier was not begun");
+    return found->second;
+}
+
+inline void end_phase(Phases& phases) {
+    if (phases.missing < 0) fail("more threads arrive than a barrier waits for");
+    if (phases.missing || phases.bytes) return;
+    phases.missing = phases.arrivals;
+    ++phases.ended;
+}
+
+inline void arrive(unsigned barrier) {
+    Phases& phases = phases_of(*fiber->block, barrier);
+    --phases.missing;
+    end_phase(phases);
+}
+
+inline void arrive_if(unsigned barrier, bool does) {
+    if (does) arrive(barrier);
+}
+
+inline void expect_bytes(unsigned barrier, int bytes) {
+    phases_of(*fiber->block, barrier).bytes += bytes;
+    arrive(barrier);
+}
+
+inline void do_copies(Block& block, Phases& phases) {
+    for (const auto& [to, bytes] : std::exchange(phases.copies, {})) {
+        for (size_t each = 0; each < bytes.size(); each += 16) std::memcpy(place(block, to + each), &bytes[each], 16);
+        phases.bytes -= (int)bytes.size();
+        end_phase(phases);
+    }
+}
+
+inline void wait_for_phase(unsigned barrier, unsigned parity) {
+    Phases& phases = phases_of(*fiber->block, barrier);
+    for (do_copies(*fiber->block, phases); phases.ended % 2 == (int)parity; do_copies(*fiber->block, phases))
+        swapcontext(&fiber->context, &scheduler);
+}
+
+// What is there until a copy is done is NaN: who still reads it is found out.
+inline void copy_soon(Block& block, unsigned to, std::vector<unsigned char> bytes, unsigned barrier) {
+    for (size_t each = 0; each < bytes.size(); each += 16) std::memset(place(block, to + each), 0xFF, 16);
+    phases_of(block, barrier).copies.emplace_back(to, std::move(bytes));
+}
+
+inline void copy_bytes(unsigned to, const void* from, int bytes, unsigned barrier) {
+    if ((uintptr_t)from % 16 || bytes % 16) fail("what is copied is not cut at multiples of 16");
+    const auto* begin = (const unsigned char*)from;
+    copy_soon(*fiber->block, to, {begin, begin + bytes}, barrier);
+}
+
+struct RowMap {
+    const unsigned short* x;
+    long long rows, inputs;
+    int box_rows;
+};
+
+inline void prepare(const RowMap&) {}
+
+inline void copy_box(unsigned to, const RowMap& map, int input, int row, unsigned barrier) {
+    if (to % 1024) fail("rows do not begin at an atom");
+    std::vector<unsigned char> bytes(map.box_rows * 128);
+    for (unsigned each = 0; each < map.box_rows * 64u; ++each) {
+        const unsigned own_row = row + each / 64, own = input + each % 64, at = each * 2;
+        const bool is_there = own_row < map.rows && own < map.inputs;
+        const unsigned short value = is_there ? map.x[own_row * map.inputs + own] : 0;
+        std::memcpy(&bytes[at ^ (at >> 7 & 7) << 4], &value, 2);
+    }
+    copy_soon(*fiber->block, to, std::move(bytes), barrier);
+}
+
+inline unsigned same_in_warp(unsigned number) { return __shfl_sync(0, number, 0); }
+inline unsigned from_lane_xor(unsigned word, int other) { return __shfl_sync(0, word, lane() ^ other); }
+
+// movmatrix.
+inline unsigned transposed(unsigned pair) {
+    unsigned flipped = 0;
+    for (int half = 0; half < 2; ++half) {
+        warp().word[lane()] = pair;
+        meet_the_warp();
+        flipped |= (warp().word[(lane() % 4 * 2 + half) * 4 + lane() / 8] >> lane() / 4 % 2 * 16 & 0xFFFF) << half * 16;
+        meet_the_warp();
+    }
+    return flipped;
+}
+
+// Clusters run one after the other: whoever waits for a flag would wait for ever.
+inline void show_to_all() {}
+inline void set_flag(int* flag) { *flag = 1; }
+inline void take_flag(int* flag) {
+    if (!*flag) fail("a block waits for one that begins later");
+    *flag = 0;
+}
+inline float4 read_shown(const float4* at) { return *at; }
 
 #ifdef ROWS
 // wgmma.m64nROWSk16.
