@@ -93,6 +93,8 @@ CASES: list[tuple[tuple[int, int], int, torch.dtype, bool, SkinnyTile | WgmmaTil
     ((48, 256), 256, torch.float16, False, WgmmaTile(128, 1, 2, 1, 2), 130),
     ((64, 160), -1, torch.float16, True, WgmmaTile(256, 1, 2, 1, 1), 250),
     ((144, 640), 128, torch.bfloat16, True, WgmmaTile(256, 2, 3, 1, 0), 100),
+    ((48, 1280), 128, torch.float16, True, WgmmaTile(64, 1, 2, 2, 0), 40),
+    ((80, 1280), 128, torch.float16, True, WgmmaTile(128, 1, 2, 2, 0), 90),
 ]
 """Shapes, group sizes, scales, zeros, tiles and rows."""
 
