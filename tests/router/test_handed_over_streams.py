@@ -10,7 +10,8 @@ from contextlib import suppress
 import httpx
 import pytest
 from plait.http.connection_limits import HEADER_SECONDS, WRITE_SECONDS
-from plait.http.streams import COMMENT, COMMENT_SECONDS, MAX_BACKLOG_BYTES
+from plait.http.streams import COMMENT, MAX_BACKLOG_BYTES
+from plait.proxy_settings import COMMENT_SECONDS
 from plait_testing.front_door import CHAT, Asking, Door, open_door, raw_chat
 from plait_testing.in_memory_engine import GONE, LAST, failure, record
 

@@ -61,7 +61,7 @@ SETTINGS = """
     rank-hosts rank-endpoint rank-secret-key-file rank-public-keys-file restart restart-budget restart-file
     tp dp dp-attention threads text-threads seed load-timeout-seconds capture-timeout-seconds shutdown-delay-seconds
     log-level step-trace enable-log-requests log-json metric-names otlp-traces-endpoint revision download-dir ui
-    admin-port admin-host admin-key-file profile-dir
+    admin-port admin-host admin-key-file profile-dir stream-comment-seconds
     request-timeout-seconds first-token-timeout-seconds idle-timeout-seconds
     generation-config override-generation-config
 """

@@ -11,6 +11,9 @@ from plait.setting import Setting
 
 RootPath = Annotated[str, Meta(min_length=2, max_length=256)]
 Origin = Annotated[str, Meta(min_length=1, max_length=256)]
+CommentSeconds = Annotated[float, Meta(ge=0, le=3600)]
+COMMENT_SECONDS = 15.0
+"""Many proxies cut a line after 30 s or 60 s."""
 
 
 class ProxySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,3 +41,10 @@ class ProxySettings(msgspec.Struct, frozen=True, kw_only=True):
             unset="none",
         ),
     ] = None
+    stream_comment_seconds: Annotated[
+        CommentSeconds,
+        Setting(
+            "time in s after which a stream on which nothing comes gets an SSE comment, so that proxies hold the line: "
+            "half of the time after which they cut it, or less. 0 writes none"
+        ),
+    ] = COMMENT_SECONDS

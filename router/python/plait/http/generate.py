@@ -16,7 +16,7 @@ from plait.http.identity import ClientIdentity
 from plait.http.key_terms import KeyTerms
 from plait.http.quotas import OverQuotaError, Quotas
 from plait.http.request_facts import also_told, caller_of
-from plait.http.streams import COMMENT, COMMENT_SECONDS, Data, Failure, Gone, OnUsed, Stream, Streams
+from plait.http.streams import COMMENT, Data, Failure, Gone, OnUsed, Stream, Streams
 from plait.settings import HttpSettings
 
 Reader = Callable[[bytes, ServedNames, ClientIdentity], GenerateRequest]
@@ -78,7 +78,7 @@ class GenerateRoute:
         watch = asyncio.create_task(leave_with_client(receive, stream))
         try:
             if request.stream:
-                await _write_events(path, stream, socket, send)
+                await _write_events(path, stream, socket, send, self._streams.comment_seconds)
             else:
                 await write_whole(path, stream, send)
         finally:
@@ -98,13 +98,16 @@ def _plain_socket(scope: Scope) -> AnswerSocket | None:
     return socket if isinstance(socket, AnswerSocket) and socket.is_plain else None
 
 
-async def _write_events(path: str, stream: Stream, socket: AnswerSocket | None, send: Send) -> None:
-    """An event stream; a failure before its first byte still has its own status."""
-    part, has_begun = await _first_part(stream, send)
-    if isinstance(part, Failure) and not has_begun:
-        await _write_failure(path, part, send)
-        return
+async def _write_events(
+    path: str, stream: Stream, socket: AnswerSocket | None, send: Send, comment_seconds: float | None
+) -> None:
+    """An event stream; a failure before its first byte still has its own status, and who left before has none."""
+    part, has_begun = await _first_part(stream, send, comment_seconds)
     if not has_begun:
+        if isinstance(part, Failure):
+            await _write_failure(path, part, send)
+        if not isinstance(part, Data):
+            return
         await send(_stream_head())
     stream.takes_comments = not stream.is_announced
     while isinstance(part, Data):
@@ -120,12 +123,12 @@ def _stream_head() -> Message:
     return {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS}
 
 
-async def _first_part(stream: Stream, send: Send) -> tuple[Data | Failure | Gone, bool]:
+async def _first_part(stream: Stream, send: Send, comment_seconds: float | None) -> tuple[Data | Failure | Gone, bool]:
     """The engine's first part, and whether the stream has begun before it: with comments, so that proxies hold it."""
     has_begun = False
     while True:
         try:
-            async with asyncio.timeout(COMMENT_SECONDS):
+            async with asyncio.timeout(comment_seconds):
                 return await stream.next(), has_begun
         except TimeoutError:
             if not has_begun:

@@ -15,13 +15,12 @@ import msgspec
 from plait.http.connection_limits import WRITE_SECONDS
 from plait.http.engine import EngineHandle, SocketWriter
 from plait.http.errors import error_body
+from plait.proxy_settings import COMMENT_SECONDS
 
 MAX_BACKLOG_BYTES = 1 << 20
 """Bytes that a stream holds for a slow client; past them the stream is cut off."""
 
 COMMENT = b": waiting\n\n"
-COMMENT_SECONDS = 15.0
-"""How long nothing may come on a line that proxies must hold; many cut it after 30 s or 60 s."""
 
 _RECORD = struct.Struct("<QBI")
 _FAILURE = struct.Struct("<HH")
@@ -211,8 +210,15 @@ class Stream:
 class Streams:
     """All streams that the engine still writes to."""
 
-    def __init__(self, engine: EngineHandle, sockets: SocketWriter | None = None) -> None:
+    def __init__(
+        self,
+        engine: EngineHandle,
+        sockets: SocketWriter | None = None,
+        comment_seconds: float | None = COMMENT_SECONDS,
+    ) -> None:
         """With `sockets`, event streams may be handed over to it."""
+        self.comment_seconds = comment_seconds
+        """How long nothing may come on a line that proxies must hold."""
         self._engine = engine
         self._sockets = sockets
         self._open: dict[int, Stream] = {}
@@ -301,8 +307,8 @@ class Streams:
 
     async def hold_lines(self) -> None:
         """Comment from time to time, until cancelled."""
-        while True:
-            await asyncio.sleep(COMMENT_SECONDS)
+        while self.comment_seconds is not None:
+            await asyncio.sleep(self.comment_seconds)
             self.comment()
 
     def hand_over(self, stream: int, socket: int) -> None:

@@ -157,7 +157,7 @@ class _Service:
         self._description = description
         self._settings = settings
         self._listener = listener
-        self._streams = Streams(engine, engine)
+        self._streams = Streams(engine, engine, settings.proxy.stream_comment_seconds or None)
         self._keys, self._tls = keys, tls
         pooling = settings.pooling.pooling
         self._front, self._traces = FrontMetrics(), traces
