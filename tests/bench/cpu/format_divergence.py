@@ -232,15 +232,31 @@ def main() -> None:
     more = k_quants(asked.llama_quantize, asked.peer_models) if asked.llama_quantize else {}
     for subject in subjects(asked.models, asked.peer_models, asked.texts):
         rows += measure(subject, FOLDERS | (more if subject.name == SMOLLM2 else {}), held)
-    record = {
-        "commit": begun_at,
-        "command": f"python {' '.join(sys.argv)}",
-        "machine": machine(),
-        "versions": versions(LIBRARIES),
-        "held": held,
-        "rows": rows,
-    }
-    asked.out.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+        record = {
+            "commit": begun_at,
+            "command": f"python {' '.join(sys.argv)}",
+            "machine": machine(),
+            "versions": versions(LIBRARIES),
+            "held": held,
+            "rows": rows,
+        }
+        asked.out.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    print(table(rows, held))
+
+
+def table(rows: Sequence[Row], held: dict[str, str]) -> str:
+    """As docs/quantisation.md has it: median and p99 of each, in thousandths of a nat."""
+    found = {(row.case, row.metric): 1e3 * row.value for row in rows}
+    lines = ["| model, format | held in | weights' loss | engine's | both |", "|---|---|---|---|---|"]
+    for case, kind in held.items():
+        cells = (_cell(found, case, of) for of in ("weights", "engine", "both"))
+        lines.append(f"| {case} | {kind} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(found: dict[tuple[str, str], float], case: str, of: str) -> str:
+    pair = [found.get((case, f"{of}_kl_{name}")) for name in ("median", "p99")]
+    return " / ".join("-" if each is None else f"{each:.2g}" for each in pair)
 
 
 if __name__ == "__main__":
