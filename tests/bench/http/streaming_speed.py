@@ -207,13 +207,19 @@ def measure_loads(
     yield from halved.latency_rows(f"{case}, half load", sends, ADDED_GOAL if is_goal else None)
 
 
-def measure_peer(options: argparse.Namespace) -> Iterator[Row]:
-    """vLLM's API process; its engine runs on the reader's core."""
+def find_peer(options: argparse.Namespace) -> Contestant | None:
+    """vLLM's server, if it is wanted; raises `SystemExit` if it is not there."""
+    if options.peer is None:
+        return None
     options.peer_models.mkdir(parents=True, exist_ok=True)
-    where = Places(None, options.peer, options.peer_models, 1)
-    peer = vllm_cpu(demo(), where, random_folder, options.peer_streams)
-    if peer.missing:
+    peer = vllm_cpu(demo(), Places(None, options.peer, options.peer_models, 1), random_folder, options.peer_streams)
+    if peer.missing is not None:
         raise SystemExit(f"streaming_speed: {peer.missing}")
+    return peer
+
+
+def measure_peer(peer: Contestant, options: argparse.Namespace) -> Iterator[Row]:
+    """vLLM's API process; its engine runs on the reader's core."""
     with running_peer(peer, options.cores) as server:
         process = server.process.pid
         yield from chat_rows(f"short chats, {peer.version}", server.url, process, options.seconds)
@@ -285,7 +291,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
 
 def measure_all(options: argparse.Namespace) -> Iterator[Row]:
     """Each number of streams, the other doors at the load of one of them, the peer."""
-    half = None
+    half, peer = None, find_peer(options)
     for num_streams in options.streams:
         rows = list(measure_loads(Door(""), num_streams, options, num_streams == options.beside))
         yield from rows
@@ -294,8 +300,8 @@ def measure_all(options: argparse.Namespace) -> Iterator[Row]:
     with other_doors() as doors:
         for door in doors if half is not None else ():
             yield from measure_loads(door, options.beside, options, True, half)
-    if options.peer is not None:
-        yield from measure_peer(options)
+    if peer is not None:
+        yield from measure_peer(peer, options)
 
 
 def demo() -> Path:
@@ -333,7 +339,10 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--peer-streams", type=int, default=256)
     parser.add_argument("--peer-models", type=Path, default=Path("target/bench-cpu/models"))
     parser.add_argument("--out", type=Path)
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    if options.peer is not None and not options.peer.is_file():
+        parser.error(f"--peer: {options.peer} is no file")
+    return options
 
 
 if __name__ == "__main__":
