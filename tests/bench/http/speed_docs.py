@@ -16,7 +16,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.scheduler.results_docs import ROOT, Result, table
+from bench.scheduler.results_docs import ROOT, Result, figure, table
 
 RESULT, PAGE = ROOT / "tests/bench/results/streaming-speed.json", ROOT / "docs/performance.md"
 BEGIN, END = "<!-- streaming-speed -->\n", "<!-- /streaming-speed -->"
@@ -87,7 +87,7 @@ def goals(result: Result) -> Iterator[str]:
         if row.goal is not None:
             lower = row.metric in AT_MOST
             is_met = row.value <= row.goal if lower else row.value >= row.goal
-            words = f"{row.case}: {row.metric.replace('_', ' ')} {row.value:,.4g} {row.unit}"
+            words = f"{row.case}: {row.metric.replace('_', ' ')} {figure(row.value)} {row.unit}"
             limit = f"goal at {'most' if lower else 'least'} {row.goal:,g}"
             yield f"- {words}, {limit}: {'met' if is_met else '**missed**'}"
 
