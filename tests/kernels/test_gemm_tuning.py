@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from plait_kernels.linear import Tile, gemm_tuning, tiles_for, tuning_file
+from plait_kernels.linear import Tile, fp8_tiles, gemm_tuning, tiles_for, tuning_file
+from plait_kernels.linear.fp8_gemm_cuda import Form, gemm_launch, row_launch
+from plait_kernels.linear.fp8_tiles import Fp8RowTile
 from plait_kernels.linear.gemm_tuning import int4_tiles_of
 from plait_kernels.linear.int4 import INTEGER, pack_int4
 from plait_kernels.linear.int4_tiles import SkinnyTile, WgmmaTile, cuda_tiles_in
@@ -21,7 +23,10 @@ ENTRIES = [
 
 
 TRITON_ENTRIES = [entry for entry in ENTRIES if not entry[1].startswith("cuda")]
-CUDA_ENTRIES = [entry for entry in ENTRIES if entry[1].startswith("cuda")]
+CUDA_ENTRIES = [entry for entry in ENTRIES if entry[1].startswith("cuda int4")]
+FP8_ENTRIES = [entry for entry in ENTRIES if entry[1].startswith("cuda fp8")]
+MOST_SHARED_BYTES = 227 << 10
+"""Of a block on a Hopper GPU."""
 
 
 @pytest.mark.parametrize(("table", "shape", "most_rows", "numbers"), TRITON_ENTRIES)
@@ -37,6 +42,21 @@ def test_cuda_tiles_serve_every_number_of_rows_they_stand_for() -> None:
         assert isinstance(tile, SkinnyTile | WgmmaTile)
         assert not isinstance(tile, SkinnyTile) or int(most_rows) <= 8
         assert not isinstance(tile, WgmmaTile) or tile.splits <= 8
+
+
+@pytest.mark.parametrize(("table", "shape", "most_rows", "numbers"), FP8_ENTRIES)
+def test_fp8_cuda_tiles_serve_and_fit_the_rows_they_stand_for(
+    table: str, shape: str, most_rows: str, numbers: list[int]
+) -> None:
+    num_outputs, num_inputs = map(int, shape.rpartition(" ")[2].split("x"))
+    tile, num_rows = fp8_tiles.cuda_tiles_in({most_rows: numbers})[int(most_rows)], int(most_rows)
+    if isinstance(tile, Fp8RowTile):
+        launch = row_launch((num_outputs, num_inputs), tile, 132)
+    else:
+        assert num_rows <= tile.rows
+        assert tile.splits <= 8
+        launch = gemm_launch(num_rows, (num_outputs, num_inputs), Form("blocks" in shape), tile)
+    assert launch.shared_bytes <= MOST_SHARED_BYTES, table
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def fixed_seed() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources, whose includes find the played instructions."""
     folder = tmp_path_factory.mktemp("int4")
-    for name in ("int4_codes.cuh", "int4_skinny_gemm.cu", "int4_wgmma_gemm.cu"):
+    for name in ("int4_codes.cuh", "wgmma_sums.cuh", "int4_skinny_gemm.cu", "int4_wgmma_gemm.cu"):
         shutil.copy(SOURCES / name, folder)
     return folder
 

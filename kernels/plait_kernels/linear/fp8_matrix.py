@@ -7,8 +7,10 @@ from torch import Tensor
 
 from plait_kernels.activation import silu_mul
 from plait_kernels.linear.fp8 import GROUP, MAX_FAST_INPUTS, MULTIPLE, ROWS_MULTIPLE, Fp8Rows, Fp8Weight
+from plait_kernels.linear.fp8_gemm_cuda import compile_for
+from plait_kernels.linear.fp8_tiles import can_gate, row_tile_of, tiles_of
 from plait_kernels.linear.gemm import fp8_gemm, gemv, quantise_rows, rmsnorm_quantise, silu_mul_quantise
-from plait_kernels.linear.gemm_tuning import FP8_TILE, fp8_tiles_of
+from plait_kernels.linear.gemm_tuning import FP8_TILE
 from plait_kernels.linear.matrix import Matrix
 from plait_kernels.linear.reference import RowNorm
 
@@ -29,13 +31,18 @@ def fp8_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | No
 
 
 class Fp8Matrix:
-    """One row goes as it is through a GEMV; more are quantised, for our GEMM of a few and cuBLASLt's of many."""
+    """One row goes as it is through a GEMV; more are quantised, for our GEMMs of a few and cuBLASLt's of many."""
 
     def __init__(self, weight: Fp8Weight, bias_O: Tensor | None) -> None:
         """``weight`` of multiples of ``MULTIPLE`` on the GPU; rows are bfloat16."""
         self.weight_OI, self.bias_O = weight, bias_O
         self.is_grouped = weight.block_rows > 0
-        self._tiles = fp8_tiles_of(weight)
+        self._tiles = tiles_of(weight)
+        self.row_tile = row_tile_of(weight)
+        """Of ``gemv`` and ``rmsnorm_gemv``."""
+        self.gate_tile = self.row_tile if self.row_tile and can_gate(weight, self.row_tile) else None
+        """Of ``gate_up_silu`` and ``rmsnorm_gate_up_silu``."""
+        compile_for(weight, (self.row_tile, *self._tiles.values()))
         self._is_short = not self.is_grouped and weight.shape[1] <= MAX_FAST_INPUTS
         self._takes_scaled_mm = weight.stored_OI.is_cuda and takes_scaled_mm(weight)
 
@@ -46,7 +53,7 @@ class Fp8Matrix:
     def matmul_out(self, x_NI: Tensor, out_NO: Tensor) -> Tensor:
         """``x @ weight^T`` without bias, written to ``out_NO``."""
         if x_NI.shape[0] == 1:
-            return gemv(x_NI, self.weight_OI, out_NO)
+            return gemv(x_NI, self.weight_OI, out_NO, self.row_tile)
         return self._matmul(quantise_rows(x_NI, is_grouped=self.is_grouped), out_NO)
 
     def matmul_float32(self, x_NI: Tensor) -> Tensor:

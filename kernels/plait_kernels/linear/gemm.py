@@ -6,6 +6,7 @@ from torch import Tensor
 
 from plait_kernels.backends import Backend, Call, Op, on_device
 from plait_kernels.linear.fp8 import Fp8Rows, Fp8Weight
+from plait_kernels.linear.fp8_tiles import Fp8RowTile, Fp8WgmmaTile
 from plait_kernels.linear.gemm_tuning import Tile
 from plait_kernels.linear.int4 import Int4Weight
 from plait_kernels.linear.int4_tiles import Int4Tile
@@ -13,11 +14,19 @@ from plait_kernels.linear.reference import RowNorm
 
 _FAMILY = "plait_kernels.linear"
 _REFERENCE = Backend("reference")
+
+
+def _takes_tile(call: Call) -> str | None:
+    """``call.size`` is 1 for a tile of a CUDA kernel, 0 for one of Triton's or none."""
+    return None if call.size else "takes tiles of its own"
+
+
+_FP8_CUDA = Backend("fp8_gemm_cuda", (on_device("cuda"), _takes_tile))
 _GEMV = Backend("gemv_triton", (on_device("cuda"),))
-_gemv = Op(_FAMILY, "gemv", _GEMV, _REFERENCE)
-_rmsnorm_gemv = Op(_FAMILY, "rmsnorm_gemv", _GEMV, _REFERENCE)
-_gate_up_silu = Op(_FAMILY, "gate_up_silu", _GEMV, _REFERENCE)
-_rmsnorm_gate_up_silu = Op(_FAMILY, "rmsnorm_gate_up_silu", _GEMV, _REFERENCE)
+_gemv = Op(_FAMILY, "gemv", _FP8_CUDA, _GEMV, _REFERENCE)
+_rmsnorm_gemv = Op(_FAMILY, "rmsnorm_gemv", _FP8_CUDA, _GEMV, _REFERENCE)
+_gate_up_silu = Op(_FAMILY, "gate_up_silu", _FP8_CUDA, _GEMV, _REFERENCE)
+_rmsnorm_gate_up_silu = Op(_FAMILY, "rmsnorm_gate_up_silu", _FP8_CUDA, _GEMV, _REFERENCE)
 _ROUTER = Backend("router_gemv_triton", (on_device("cuda"),))
 _router_gemv = Op(_FAMILY, "router_gemv", _ROUTER, _REFERENCE)
 _rmsnorm_router_gemv = Op(_FAMILY, "rmsnorm_router_gemv", _ROUTER, _REFERENCE)
@@ -26,43 +35,48 @@ _FP8_REFERENCE = Backend("fp8_reference")
 _quantise_rows = Op(_FAMILY, "quantise_rows", _FP8, _FP8_REFERENCE)
 _rmsnorm_quantise = Op(_FAMILY, "rmsnorm_quantise", _FP8, _FP8_REFERENCE)
 _silu_mul_quantise = Op(_FAMILY, "silu_mul_quantise", _FP8, _FP8_REFERENCE)
-_fp8_gemm = Op(_FAMILY, "fp8_gemm", Backend("fp8_gemm_triton", (on_device("cuda"),)), _FP8_REFERENCE)
+_fp8_gemm = Op(_FAMILY, "fp8_gemm", _FP8_CUDA, Backend("fp8_gemm_triton", (on_device("cuda"),)), _FP8_REFERENCE)
 _INT4_REFERENCE = Backend("int4_reference")
-
-
-def _has_own_tile(call: Call) -> str | None:
-    """``call.size`` is 1 for a tile of Triton's kernel."""
-    return "takes tiles of its own" if call.size else None
-
-
 _INT4 = Backend("int4_gemm_triton", (on_device("cuda"),))
-_INT4_CUDA = Backend("int4_gemm_cuda", (on_device("cuda"), _has_own_tile))
+_INT4_CUDA = Backend("int4_gemm_cuda", (on_device("cuda"), _takes_tile))
 _int4_gemm = Op(_FAMILY, "int4_gemm", _INT4_CUDA, _INT4, _INT4_REFERENCE)
 _int4_dequantise = Op(_FAMILY, "int4_dequantise", _INT4, _INT4_REFERENCE)
 _skinny_gemm = Op(_FAMILY, "skinny_gemm", Backend("skinny_gemm_triton", (on_device("cuda"),)), _REFERENCE)
 
 
-def gemv(x_1I: Tensor, weight_OI: Tensor | Fp8Weight, out_1O: Tensor | None = None) -> Tensor:
-    """``x @ weight^T`` of shape ``[1, O]`` in the dtype of ``x``, summed in float32; written to ``out_1O`` if given."""
-    given_1O: Tensor = _gemv(x_1I)(x_1I, weight_OI, out_1O)
+def gemv(
+    x_1I: Tensor,
+    weight_OI: Tensor | Fp8Weight,
+    out_1O: Tensor | None = None,
+    tile: Fp8RowTile | None = None,
+) -> Tensor:
+    """``x @ weight^T`` of shape ``[1, O]`` in the dtype of ``x``, summed in float32; written to ``out_1O`` if given.
+
+    FP8 weights may have a ``tile``, here and below: ``fp8_tiles`` says which.
+    """
+    given_1O: Tensor = _gemv(x_1I, tile is not None)(x_1I, weight_OI, out_1O, tile)
     return given_1O
 
 
-def rmsnorm_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor | Fp8Weight) -> tuple[Tensor, Tensor]:
+def rmsnorm_gemv(
+    x_1I: Tensor, norm: RowNorm, weight_OI: Tensor | Fp8Weight, tile: Fp8RowTile | None = None
+) -> tuple[Tensor, Tensor]:
     """``rms_norm(x + residual) @ weight^T`` of shape ``[1, O]``, and ``x + residual``."""
-    out_1O, sum_1I = _rmsnorm_gemv(x_1I)(x_1I, norm, weight_OI)
+    out_1O, sum_1I = _rmsnorm_gemv(x_1I, tile is not None)(x_1I, norm, weight_OI, tile)
     return out_1O, sum_1I
 
 
-def gate_up_silu(x_1I: Tensor, gate_up_OI: Tensor | Fp8Weight) -> Tensor:
+def gate_up_silu(x_1I: Tensor, gate_up_OI: Tensor | Fp8Weight, tile: Fp8RowTile | None = None) -> Tensor:
     """``silu(gate) * up`` of the two halves of ``gemv``'s output, ``[1, O / 2]``."""
-    gated_1O: Tensor = _gate_up_silu(x_1I)(x_1I, gate_up_OI)
+    gated_1O: Tensor = _gate_up_silu(x_1I, tile is not None)(x_1I, gate_up_OI, tile)
     return gated_1O
 
 
-def rmsnorm_gate_up_silu(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor | Fp8Weight) -> tuple[Tensor, Tensor]:
+def rmsnorm_gate_up_silu(
+    x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor | Fp8Weight, tile: Fp8RowTile | None = None
+) -> tuple[Tensor, Tensor]:
     """``silu(gate) * up`` of the two halves of ``rmsnorm_gemv``'s output, ``[1, O / 2]``, and ``x + residual``."""
-    gated_1O, sum_1I = _rmsnorm_gate_up_silu(x_1I)(x_1I, norm, gate_up_OI)
+    gated_1O, sum_1I = _rmsnorm_gate_up_silu(x_1I, tile is not None)(x_1I, norm, gate_up_OI, tile)
     return gated_1O, sum_1I
 
 
@@ -105,15 +119,15 @@ def silu_mul_quantise(gate_up_N2I: Tensor, *, is_grouped: bool) -> Fp8Rows:
     return rows
 
 
-def fp8_gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Tile, out_NO: Tensor) -> Tensor:
+def fp8_gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Tile | Fp8WgmmaTile, out_NO: Tensor) -> Tensor:
     """``x @ weight^T``, written to ``out_NO``; rows are grouped if the weights have blocks."""
-    given_NO: Tensor = _fp8_gemm(out_NO)(rows, weight, tile, out_NO)
+    given_NO: Tensor = _fp8_gemm(out_NO, not isinstance(tile, Tile))(rows, weight, tile, out_NO)
     return given_NO
 
 
 def int4_gemm(x_NI: Tensor, weight: Int4Weight, tile: Int4Tile, out_NO: Tensor) -> Tensor:
     """``x @ weight^T``, written to ``out_NO``, whose rows may lie apart; ``x`` has the weight's order of inputs."""
-    given_NO: Tensor = _int4_gemm(out_NO, int(isinstance(tile, Tile)))(x_NI, weight, tile, out_NO)
+    given_NO: Tensor = _int4_gemm(out_NO, not isinstance(tile, Tile))(x_NI, weight, tile, out_NO)
     return given_NO
 
 

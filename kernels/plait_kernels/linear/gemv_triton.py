@@ -32,28 +32,32 @@ class _Tile:
     num_warps: int
 
 
-def gemv(x_1I: Tensor, weight_OI: Tensor | Fp8Weight, out_1O: Tensor | None = None) -> Tensor:
+def gemv(x_1I: Tensor, weight_OI: Tensor | Fp8Weight, out_1O: Tensor | None = None, _tile: object = None) -> Tensor:
     """See ``plait_kernels.linear.gemv``; all contiguous."""
     out_1O = x_1I.new_empty(1, weight_OI.shape[0]) if out_1O is None else out_1O
     _launch(x_1I, None, weight_OI, out_1O, x_1I, is_gated=False)
     return out_1O
 
 
-def rmsnorm_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor | Fp8Weight) -> tuple[Tensor, Tensor]:
+def rmsnorm_gemv(
+    x_1I: Tensor, norm: RowNorm, weight_OI: Tensor | Fp8Weight, _tile: object = None
+) -> tuple[Tensor, Tensor]:
     """See ``plait_kernels.linear.rmsnorm_gemv``; all contiguous."""
     out_1O, sum_1I = x_1I.new_empty(1, weight_OI.shape[0]), torch.empty_like(x_1I)
     _launch(x_1I, norm, weight_OI, out_1O, sum_1I, is_gated=False)
     return out_1O, sum_1I
 
 
-def gate_up_silu(x_1I: Tensor, gate_up_OI: Tensor | Fp8Weight) -> Tensor:
+def gate_up_silu(x_1I: Tensor, gate_up_OI: Tensor | Fp8Weight, _tile: object = None) -> Tensor:
     """See ``plait_kernels.linear.gate_up_silu``; all contiguous."""
     out_1O = x_1I.new_empty(1, gate_up_OI.shape[0] // 2)
     _launch(x_1I, None, gate_up_OI, out_1O, x_1I, is_gated=True)
     return out_1O
 
 
-def rmsnorm_gate_up_silu(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor | Fp8Weight) -> tuple[Tensor, Tensor]:
+def rmsnorm_gate_up_silu(
+    x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor | Fp8Weight, _tile: object = None
+) -> tuple[Tensor, Tensor]:
     """See ``plait_kernels.linear.rmsnorm_gate_up_silu``; all contiguous."""
     out_1O, sum_1I = x_1I.new_empty(1, gate_up_OI.shape[0] // 2), torch.empty_like(x_1I)
     _launch(x_1I, norm, gate_up_OI, out_1O, sum_1I, is_gated=True)

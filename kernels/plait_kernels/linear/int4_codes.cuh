@@ -1,6 +1,6 @@
 // The values of 4-bit codes in the tensor cores' left operand, from the words in which `int4.py` stores them.
 #pragma once
-#include "int4_ptx.cuh"
+#include "gemm_ptx.cuh"
 
 #if SCALE_KIND == 2
 typedef float Scale;

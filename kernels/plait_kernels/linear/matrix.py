@@ -6,7 +6,7 @@ Shapes: N rows, I inputs, O outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,10 @@ class TorchMatrix:
 
 class GpuMatrix(TorchMatrix):
     """cuBLAS, the GEMV kernel for one row, and the skinny GEMM for the few rows with which it is faster."""
+
+    row_tile: ClassVar[None] = None
+    """FP8 alone has tiles for one row, here and with a gate."""
+    gate_tile: ClassVar[None] = None
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         super().__init__(weight_OI, bias_O)

@@ -21,7 +21,7 @@ class RowNorm(NamedTuple):
     eps: float
 
 
-def gemv(x_1I: Tensor, weight_OI: Tensor | Fp8Weight, out_1O: Tensor | None = None) -> Tensor:
+def gemv(x_1I: Tensor, weight_OI: Tensor | Fp8Weight, out_1O: Tensor | None = None, _tile: object = None) -> Tensor:
     """See ``plait_kernels.linear.gemv``."""
     given_1O = _matmul(x_1I, weight_OI)
     return given_1O if out_1O is None else torch.Tensor.copy_(out_1O, given_1O)
@@ -32,18 +32,22 @@ def skinny_gemm(x_NI: Tensor, weight_OI: Tensor, _tile: object, out_NO: Tensor |
     return gemv(x_NI, weight_OI, out_NO)
 
 
-def rmsnorm_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor | Fp8Weight) -> tuple[Tensor, Tensor]:
+def rmsnorm_gemv(
+    x_1I: Tensor, norm: RowNorm, weight_OI: Tensor | Fp8Weight, _tile: object = None
+) -> tuple[Tensor, Tensor]:
     """See ``plait_kernels.linear.rmsnorm_gemv``."""
     normed_1I, sum_1I = norms.add_rms_norm(x_1I, *norm)
     return _matmul(normed_1I, weight_OI), sum_1I
 
 
-def gate_up_silu(x_1I: Tensor, gate_up_OI: Tensor | Fp8Weight) -> Tensor:
+def gate_up_silu(x_1I: Tensor, gate_up_OI: Tensor | Fp8Weight, _tile: object = None) -> Tensor:
     """See ``plait_kernels.linear.gate_up_silu``."""
     return activation.silu_mul(_matmul(x_1I, gate_up_OI))
 
 
-def rmsnorm_gate_up_silu(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor | Fp8Weight) -> tuple[Tensor, Tensor]:
+def rmsnorm_gate_up_silu(
+    x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor | Fp8Weight, _tile: object = None
+) -> tuple[Tensor, Tensor]:
     """See ``plait_kernels.linear.rmsnorm_gate_up_silu``."""
     gate_up_1O, sum_1I = rmsnorm_gemv(x_1I, norm, gate_up_OI)
     return activation.silu_mul(gate_up_1O), sum_1I

@@ -1,9 +1,12 @@
 """FP8 GEMMs of both models' matrices at 1 to 8,192 rows: ours, torch's scaled GEMM, and bfloat16 beside them.
 
+Ours are the kernels in Triton and those in CUDA C++.
+
     python tests/bench/gpu/fp8_gemms.py --out FILE
 
 Times are a call's share of a captured chain over weights that no cache holds; quantising the rows is not in them. Also
-adds the fastest tiles for up to 64 rows to the tuning table of this GPU.
+adds to the tuning table of this GPU the fastest tiles of Triton's kernel for up to 64 rows, and those of the CUDA
+kernels for up to 128 that are right and faster than all else by more than the noise.
 """
 
 from __future__ import annotations
@@ -24,14 +27,16 @@ import torch.nn.functional as F
 from plait.bench.result_file import commit, machine, versions
 from plait_kernels.linear import Fp8Rows, Fp8Weight, Tile, fp8_gemm, gemv, quantise_rows, tuning_file
 from plait_kernels.linear.fp8 import quantise_blocks, quantise_outputs
+from plait_kernels.linear.fp8_gemm_cuda import compile_for
 from plait_kernels.linear.fp8_matrix import scaled_mm, takes_scaled_mm
+from plait_kernels.linear.fp8_tiles import CUDA_MAX_ROWS, Fp8CudaTile, Fp8RowTile, Fp8WgmmaTile, cuda_key
 from plait_kernels.linear.gemm_tuning import fp8_key
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.gpu.gemm_tuning import CHAIN_BYTES, NUM_PROCESSES, PROGRAMS, chain_us, error
+from bench.gpu.gemm_tuning import CHAIN_BYTES, LEAST_GAIN, NUM_PROCESSES, PROGRAMS, chain_us, error
 
 SHAPES = {
     "Qwen3-8B qkv": (6144, 4096),
@@ -40,11 +45,32 @@ SHAPES = {
     "Qwen3-8B down": (4096, 12_288),
     "V2-Lite q and kv_a": (3648, 2048),
     "V2-Lite output": (2048, 2048),
+    "V2-Lite shared gate and up": (5632, 2048),
+    "V2-Lite shared down": (2048, 2816),
+    "Qwen3-8B qkv of 2 ranks": (3072, 4096),
+    "Qwen3-8B output of 2 ranks": (4096, 2048),
+    "Qwen3-8B gate and up of 2 ranks": (12_288, 4096),
+    "Qwen3-8B down of 2 ranks": (4096, 6144),
 }
 """Outputs and inputs."""
 FORMATS = {"fp8": quantise_outputs, "fp8 blocks": quantise_blocks}
-FEW = (16, 32, 64)
+FEW = (8, 16, 32, 64)
 MANY = (128, 256, 1024, 8192)
+ROW_TILES = tuple(
+    Fp8RowTile(*numbers) for numbers in ((2, 16, 2), (2, 16, 3), (1, 16, 4), (1, 16, 6), (4, 16, 1), (2, 8, 6))
+)
+WGMMA_TILES = {
+    8: ((1, 6, 4), (1, 10, 2), (1, 20, 1), (2, 5, 2), (2, 10, 1), (3, 4, 2), (3, 8, 1)),
+    16: ((1, 5, 4), (1, 10, 2), (1, 20, 1), (2, 5, 2), (2, 10, 1), (3, 4, 2), (3, 8, 1)),
+    32: ((1, 8, 2), (2, 5, 2), (2, 9, 1), (3, 3, 2), (3, 7, 1)),
+    64: ((1, 6, 2), (1, 12, 1), (2, 4, 2), (2, 8, 1), (3, 6, 1)),
+    128: ((1, 4, 2), (2, 6, 1), (3, 5, 1)),
+}
+"""Warpgroups, stages and blocks on a multiprocessor, by the most rows."""
+LEAST_BLOCKS, MOST_BLOCKS = 60, 211
+"""Of a grid, the most for each block that fits a multiprocessor."""
+MOST_OFF = 2**-7
+"""Two steps of bfloat16 in the largest value."""
 BASES = ((64, 128, 3, 4), (64, 128, 5, 4), (128, 128, 3, 4), (128, 128, 4, 8), (64, 256, 3, 4), (128, 256, 3, 8))
 """Outputs, inputs, stages and warps of a tile for few rows."""
 WIDE = ((128, 128, 3, 8), (128, 128, 4, 8), (128, 128, 4, 4), (64, 128, 4, 4))
@@ -73,6 +99,22 @@ def tiles(kind: str, shape: tuple[int, int], num_rows: int) -> Iterator[Tile]:
                 yield Tile(outputs, inputs, splits, stages, warps)
 
 
+def cuda_tiles(num_outputs: int, num_rows: int) -> Iterator[Fp8WgmmaTile]:
+    """Those of the CUDA kernel that are tried."""
+    for warpgroups, stages, blocks in WGMMA_TILES.get(num_rows, ()):
+        for splits in SPLITS:
+            num_blocks = -(-num_outputs // (64 * warpgroups)) * splits
+            if (splits == 1 or num_blocks <= MOST_BLOCKS * blocks) and (splits == 8 or num_blocks >= LEAST_BLOCKS):
+                yield Fp8WgmmaTile(num_rows, warpgroups, stages, blocks, splits)
+
+
+def compile_cuda_kernels() -> None:
+    """All that are tried, at once."""
+    tiles = [*ROW_TILES, *(Fp8WgmmaTile(rows, *each, 1) for rows, all in WGMMA_TILES.items() for each in all)]
+    for quantise in FORMATS.values():
+        compile_for(quantise(torch.zeros(64, 256, device="cuda")), tiles)
+
+
 def compile_ahead(job: Job) -> Job | None:
     """Into Triton's cache; None if the tile does not fit a multiprocessor."""
     weight = FORMATS[job.kind](torch.zeros(job.tile.outputs, job.num_inputs, device="cuda"))
@@ -92,19 +134,23 @@ class Found(NamedTuple):
     way: str
     us: float
     error: float
-    tile: Tile | None = None
+    tile: Tile | Fp8CudaTile | None = None
 
 
 def ways(
     kind: str, x_NI: Tensor, weights: Sequence[Fp8Weight], fits: frozenset[Job]
-) -> Iterator[tuple[str, Callable[[Fp8Weight], Tensor], Tile | None]]:
+) -> Iterator[tuple[str, Callable[[Fp8Weight], Tensor], Tile | Fp8CudaTile | None]]:
     """Each way to multiply so many rows."""
     num_rows, num_inputs = x_NI.shape
     if num_rows == 1:
-        yield "gemv", lambda weight: gemv(x_NI, weight), None
+        yield "gemv", partial(_row, x_NI, None), None
+        for row_tile in ROW_TILES:
+            yield "CUDA", partial(_row, x_NI, row_tile), row_tile
         return
     rows = quantise_rows(x_NI, is_grouped=weights[0].block_rows > 0)
     out_NO = x_NI.new_empty(num_rows, weights[0].shape[0])
+    for wgmma_tile in cuda_tiles(weights[0].shape[0], num_rows):
+        yield "CUDA", partial(_own, rows, wgmma_tile, out_NO), wgmma_tile
     for tile in tiles(kind, weights[0].shape, num_rows):
         if Job(kind, num_inputs, num_rows, tile) in fits:
             yield "own", partial(_own, rows, tile, out_NO), tile
@@ -113,7 +159,11 @@ def ways(
             yield f"scaled_mm{' fast' if fast else ''}", partial(_scaled, rows, out_NO, fast), None
 
 
-def _own(rows: Fp8Rows, tile: Tile, out_NO: Tensor, weight: Fp8Weight) -> Tensor:
+def _row(x_1I: Tensor, tile: Fp8RowTile | None, weight: Fp8Weight) -> Tensor:
+    return gemv(x_1I, weight, tile=tile)
+
+
+def _own(rows: Fp8Rows, tile: Tile | Fp8WgmmaTile, out_NO: Tensor, weight: Fp8Weight) -> Tensor:
     return fp8_gemm(rows, weight, tile, out_NO)
 
 
@@ -122,7 +172,7 @@ def _scaled(rows: Fp8Rows, out_NO: Tensor, fast: bool, weight: Fp8Weight) -> Ten
 
 
 def measure(kind: str, x_NI: Tensor, weights: Sequence[Fp8Weight], fits: frozenset[Job]) -> list[Found]:
-    """Every way, the fastest of ours only."""
+    """Every way, the fastest of ours only: of the CUDA kernels' tiles, of those that are right."""
     given_NI = x_NI
     if len(x_NI) > 1:
         given_NI = quantise_rows(x_NI, is_grouped=weights[0].block_rows > 0).dequantised()
@@ -134,8 +184,25 @@ def measure(kind: str, x_NI: Tensor, weights: Sequence[Fp8Weight], fits: frozens
             print(f"  {way} {tile}: {str(reason).splitlines()[0][:150]}", flush=True)
             continue
         found.append(Found(way, chain_us(call, weights), off, tile))  # type: ignore[arg-type]
-    own = sorted((each for each in found if each.way == "own"), key=lambda each: each.us)
-    return [*own[:1], *(each for each in found if each.way != "own")]
+    best = [
+        min(own, key=lambda each: each.us)
+        for way in ("own", "CUDA")
+        if (own := [each for each in found if each.way == way and (way == "own" or each.error < MOST_OFF)])
+    ]
+    return [*best, *(each for each in found if each.way not in ("own", "CUDA"))]
+
+
+def add_to_table(
+    table: dict[str, dict[str, list[int]]], weight: Fp8Weight, num_rows: int, found: Sequence[Found]
+) -> None:
+    """The tile of Triton's kernel if it is faster than torch, and of a CUDA kernel if it is faster than both."""
+    rest = sorted((each for each in found if each.way != "CUDA"), key=lambda each: each.us)
+    if num_rows in FEW[1:] and rest and rest[0].tile is not None:
+        table.setdefault(fp8_key(weight), {})[f"{num_rows}"] = list(dataclasses.astuple(rest[0].tile))
+    for own in found:
+        is_faster = not rest or own.us < (1 - LEAST_GAIN) * rest[0].us
+        if own.way == "CUDA" and own.tile is not None and is_faster and num_rows in CUDA_MAX_ROWS:
+            table.setdefault(cuda_key(weight), {})[f"{num_rows}"] = list(dataclasses.astuple(own.tile))
 
 
 def main() -> None:
@@ -153,6 +220,7 @@ def main() -> None:
     }
     with ProcessPoolExecutor(NUM_PROCESSES, multiprocessing.get_context("spawn")) as pool:
         fits = frozenset(job for job in pool.map(compile_ahead, sorted(jobs, key=str), chunksize=4) if job)
+    compile_cuda_kernels()
     rows, table = list[dict[str, object]](), dict[str, dict[str, list[int]]]()
     for name, (num_outputs, num_inputs) in SHAPES.items():
         num = min(16, max(2, CHAIN_BYTES // (num_outputs * num_inputs)))
@@ -164,9 +232,7 @@ def main() -> None:
             for kind, quantise in FORMATS.items():
                 weights = [quantise(each) for each in dense]
                 found[kind] = measure(kind, x_NI, weights, fits)
-                best = min(found[kind], key=lambda each: each.us, default=None)
-                if best is not None and best.tile is not None and num_rows in FEW:
-                    table.setdefault(fp8_key(weights[0]), {})[f"{num_rows}"] = list(dataclasses.astuple(best.tile))
+                add_to_table(table, weights[0], num_rows, found[kind])
             for kind, each in ((kind, each) for kind, group in found.items() for each in group):
                 rows += figures(f"{name}, {num_rows} rows, {kind}", each, num_rows, num_outputs, num_inputs)
                 print(
@@ -189,7 +255,8 @@ def main() -> None:
 
 def figures(case: str, found: Found, num_rows: int, num_outputs: int, num_inputs: int) -> list[dict[str, object]]:
     """Of one way, as the results file has them."""
-    way = found.way if found.tile is None else f"own, tile {' '.join(map(str, dataclasses.astuple(found.tile)))}"
+    numbers = "" if found.tile is None else f", tile {' '.join(map(str, dataclasses.astuple(found.tile)))}"
+    way = f"{found.way}{numbers}"
     num_bytes = num_outputs * num_inputs * (2 if found.way == "bfloat16" else 1)
     values = (
         (way, "us", found.us),

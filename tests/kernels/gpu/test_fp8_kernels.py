@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -25,13 +26,19 @@ from plait_kernels.linear import (
 )
 from plait_kernels.linear import fp8 as reference
 from plait_kernels.linear.fp8 import join, quantise_blocks, quantise_outputs
+from plait_kernels.linear.fp8_gemm_cuda import compile_for
 from plait_kernels.linear.fp8_matrix import fp8_unsupported_reason
+from plait_kernels.linear.fp8_tiles import Fp8RowTile, Fp8WgmmaTile, cuda_tiles_in
+from plait_kernels.linear.gemm_tuning import tuning_file
 from plait_kernels.moe import Fp8Experts, stack_fp8
 from plait_kernels.moe.fp8_experts import reference_parts
+from plait_kernels.nvrtc import can_compile
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu-fp8")]
 KINDS: dict[str, Callable[[Tensor], Fp8Weight]] = {"outputs": quantise_outputs, "blocks": quantise_blocks}
+TUNED = json.loads(tuning_file("NVIDIA H200").read_text())
+needs_nvrtc = pytest.mark.skipif(not can_compile(), reason="no cuda-bindings")
 TOLERANCE = 2**-7
 """Two steps of bfloat16 in the largest value."""
 SHAPES = [(384, 1408), (320, 1408), (4096, 4096), (2048, 10_944), (6144, 4096), (16, 16)]
@@ -121,22 +128,67 @@ def normal_of(x_NI: Tensor) -> Tensor:
     return torch.cat((x_NI, x_NI.flip(0)), dim=1)
 
 
-@pytest.mark.parametrize("shape", [(384, 1408), (6144, 4096), (4096, 12_288), (512, 192)])
+ROW_TILES = [Fp8RowTile(2, 16, 2), Fp8RowTile(4, 8, 1)]
+
+
+@pytest.mark.parametrize("shape", [(384, 1408), (6144, 4096), (4096, 12_288), (512, 192), (608, 2064)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_row_is_not_rounded_with_or_without_a_norm_and_a_gate(kind: str, shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("tile", [None, *(pytest.param(tile, marks=needs_nvrtc, id=str(tile)) for tile in ROW_TILES)])
+def test_one_row_is_not_rounded_with_or_without_a_norm_and_a_gate(
+    tile: Fp8RowTile | None, kind: str, shape: tuple[int, int]
+) -> None:
     halves, x_1I = [KINDS[kind](normal(shape[0] // 2, shape[1])) for _ in range(2)], normal(1, shape[1])
     weight = join(halves)
     assert weight is not None
     norm = RowNorm(normal(1, shape[1]), normal(shape[1]), 1e-6)
     total_1I = x_1I + norm.residual_1I
     normed_1I = F.rms_norm(total_1I.double(), norm.weight_I.shape, norm.weight_I.double(), norm.eps)
-    assert off_by(gemv(x_1I, weight), matmul(x_1I, weight)) < TOLERANCE
-    out_1O, sum_1I = rmsnorm_gemv(x_1I, norm, weight)
+    for scale in (1.0, 2.0**60, 2.0**-60):
+        assert off_by(gemv(x_1I * scale, weight, None, tile), matmul(x_1I * scale, weight)) < TOLERANCE
+    out_1O, sum_1I = rmsnorm_gemv(x_1I, norm, weight, tile)
     assert torch.equal(sum_1I, total_1I)
     assert off_by(out_1O, matmul(normed_1I, weight)) < TOLERANCE
-    assert off_by(gate_up_silu(x_1I, weight), gate(matmul(x_1I, weight))) < TOLERANCE
-    out_1O, _ = rmsnorm_gate_up_silu(x_1I, norm, weight)
+    assert off_by(gate_up_silu(x_1I, weight, tile), gate(matmul(x_1I, weight))) < TOLERANCE
+    out_1O, _ = rmsnorm_gate_up_silu(x_1I, norm, weight, tile)
     assert off_by(out_1O, gate(matmul(normed_1I, weight))) < TOLERANCE
+
+
+WGMMA_TILES = [
+    *(Fp8WgmmaTile(8, 1, 6, 4, 4), Fp8WgmmaTile(16, 3, 8, 1, 1), Fp8WgmmaTile(32, 2, 5, 2, 3)),
+    *(Fp8WgmmaTile(64, 3, 6, 1, 1), Fp8WgmmaTile(64, 1, 6, 2, 8), Fp8WgmmaTile(128, 1, 4, 2, 2)),
+]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tile", WGMMA_TILES, ids=str)
+def test_each_cuda_tile_gives_the_same_sums_each_time(tile: Fp8WgmmaTile, kind: str) -> None:
+    weight = KINDS[kind](normal(336, 1296))
+    for num_rows in (3, tile.rows, tile.rows + 1):
+        rows, wide_N = quantise_rows(normal(num_rows, 1296), is_grouped=is_grouped(weight)), list[Tensor]()
+        for _ in range(3):
+            wide_N.append(normal(num_rows, 345).fill_(7))
+            fp8_gemm(rows, weight, tile, wide_N[-1][:, :336])
+        assert torch.equal(wide_N[0], wide_N[1])
+        assert torch.equal(wide_N[0], wide_N[2])
+        assert (wide_N[0][:, 336:] == 7).all()
+        assert off_by(wide_N[0][:, :336], matmul(rows.dequantised(), weight)) < TOLERANCE
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("key", [key for key in TUNED if key.startswith("cuda fp8")])
+def test_every_cuda_tile_of_the_tuning_table_is_right(key: str) -> None:
+    num_outputs, num_inputs = map(int, key.rpartition(" ")[2].split("x"))
+    weight = KINDS["blocks" if "blocks" in key else "outputs"](normal(num_outputs, num_inputs))
+    for most_rows, numbers in TUNED[key].items():
+        tile, x_NI = cuda_tiles_in({most_rows: numbers})[int(most_rows)], normal(int(most_rows), num_inputs)
+        compile_for(weight, [tile])
+        if isinstance(tile, Fp8RowTile):
+            assert off_by(gemv(x_NI, weight, None, tile), matmul(x_NI, weight)) < TOLERANCE
+            continue
+        rows = quantise_rows(x_NI, is_grouped=is_grouped(weight))
+        out_NO = fp8_gemm(rows, weight, tile, normal(len(x_NI), num_outputs))
+        assert off_by(out_NO, matmul(rows.dequantised(), weight)) < TOLERANCE, f"{most_rows} rows"
 
 
 def gate(gate_up: Tensor) -> Tensor:

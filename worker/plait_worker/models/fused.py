@@ -145,7 +145,7 @@ def rmsnorm_matmul(x_TD: Summand, residual_TD: Tensor, norm: BlockNorm, matrix: 
     """The GEMM of the sum's norm, ``[T, O]``, and the sum; one kernel for one row on a GPU."""
     row_norm = RowNorm(residual_TD, norm.weight_D, norm.eps)
     if norm.fuses_row(x_TD) and isinstance(matrix, GpuMatrix | Fp8Matrix) and matrix.bias_O is None:
-        return rmsnorm_gemv(x_TD, row_norm, matrix.weight_OI)
+        return rmsnorm_gemv(x_TD, row_norm, matrix.weight_OI, matrix.row_tile)
     if norm.is_own(x_TD) and isinstance(matrix, Fp8Matrix) and x_TD.shape[0] > 1:
         return matrix.rmsnorm_matmul(x_TD, row_norm)
     normed_TD, residual_TD = norm.add(x_TD, residual_TD)
@@ -158,6 +158,7 @@ def _rmsnorm_gate_up(x_1D: Tensor, residual_1D: Tensor, norm: BlockNorm, matrix:
         normed_1D, residual_1D = norm.add(x_1D, residual_1D)
         return silu_mul(matrix(normed_1D)), residual_1D
     if norm.fuses_row(x_1D):
-        return rmsnorm_gate_up_silu(x_1D, RowNorm(residual_1D, norm.weight_D, norm.eps), matrix.weight_OI)
+        row_norm = RowNorm(residual_1D, norm.weight_D, norm.eps)
+        return rmsnorm_gate_up_silu(x_1D, row_norm, matrix.weight_OI, matrix.gate_tile)
     normed_1D, residual_1D = norm.add(x_1D, residual_1D)
-    return gate_up_silu(normed_1D, matrix.weight_OI), residual_1D
+    return gate_up_silu(normed_1D, matrix.weight_OI, matrix.gate_tile), residual_1D

@@ -1,4 +1,4 @@
-// The instructions of a GPU that the 4-bit GEMMs need and C++ has no name for.
+// The instructions of a GPU that the GEMMs of 4 bits and FP8 need and C++ has no name for.
 //
 // Source: PTX ISA; for wgmma "Asynchronous warpgroup level matrix instructions" (fragments, descriptors, swizzle).
 #pragma once
@@ -41,6 +41,11 @@ __device__ void copy_later(unsigned to, const void* from, bool is_there) {
                  : "memory");
 }
 
+// 4 bytes, or zeros.
+__device__ void copy_word_later(unsigned to, const void* from, bool is_there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(is_there ? 4 : 0) : "memory");
+}
+
 __device__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int LATER> __device__ void wait_for_copies() {
@@ -71,6 +76,30 @@ __device__ void multiply_add(float (&sums)[4], const unsigned (&values)[4], unsi
                  "{%0, %1, %2, %3};"
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                  : "r"(values[0]), "r"(values[1]), "r"(values[2]), "r"(values[3]), "r"(low), "r"(high));
+}
+
+// The same of float16.
+__device__ void multiply_add_half(float (&sums)[4], const unsigned (&values)[4], unsigned low, unsigned high) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                 : "r"(values[0]), "r"(values[1]), "r"(values[2]), "r"(values[3]), "r"(low), "r"(high));
+}
+
+// Two e4m3 in half `which` of a word, exactly.
+template <int WHICH> __device__ unsigned halves_of(unsigned word) {
+    unsigned halves;
+    if constexpr (WHICH)
+        asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, high;\n}" : "=r"(halves) : "r"(word));
+    else
+        asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, low;\n}" : "=r"(halves) : "r"(word));
+    return halves;
+}
+
+__device__ unsigned half_pair(float low, float high) {
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
 }
 
 __device__ int cluster_size() {
@@ -212,6 +241,7 @@ template <int LATER> __device__ void wait_for_wgmma() {
 }
 
 #ifdef ROWS
+#define D_ "%0, %1, %2, %3"
 #define D0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define D1 D0 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define D2 D1 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -221,6 +251,7 @@ template <int LATER> __device__ void wait_for_wgmma() {
               ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95" \
               ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
               ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define F4(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 #define F8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
                  "+f"(d[i + 6]), "+f"(d[i + 7])
 #define F16(d, i) F8(d, i), F8(d, i + 8)
@@ -235,7 +266,9 @@ template <int LATER> __device__ void wait_for_wgmma() {
 // sums += values * rows, or sums = values * rows, later: a thread has 4 sums of each 8 rows.
 __device__ void multiply_add(float (&sums)[ROWS / 2], const unsigned (&a)[4], unsigned long long rows,
                              bool is_more) {
-#if ROWS == 16
+#if ROWS == 8
+    MULTIPLY_ADD("8", D_, "{%4, %5, %6, %7}, %8", "%9", F4(sums));
+#elif ROWS == 16
     MULTIPLY_ADD("16", D0, "{%8, %9, %10, %11}, %12", "%13", F8(sums, 0));
 #elif ROWS == 32
     MULTIPLY_ADD("32", D1, "{%16, %17, %18, %19}, %20", "%21", F16(sums, 0));
@@ -244,8 +277,32 @@ __device__ void multiply_add(float (&sums)[ROWS / 2], const unsigned (&a)[4], un
 #elif ROWS == 128
     MULTIPLY_ADD("128", D3, "{%64, %65, %66, %67}, %68", "%69", F64(sums, 0));
 #else
-    static_assert(ROWS == 256, "rows are 16, 32, 64, 128 or 256");
+    static_assert(ROWS == 256, "rows are 8, 16, 32, 64, 128 or 256");
     MULTIPLY_ADD("256", D4, "{%128, %129, %130, %131}, %132", "%133", F64(sums, 0), F64(sums, 64));
+#endif
+}
+
+#define MULTIPLY_ADD_E4M3(N, SUMS, OPERANDS, MORE, ...) \
+    asm volatile("{\n.reg .pred more;\nsetp.ne.b32 more, " MORE ", 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n" N "k32.f32.e4m3.e4m3 {" SUMS "}, " OPERANDS ", more, 1, 1;\n}" \
+                 : __VA_ARGS__ \
+                 : "l"(weights), "l"(rows), "r"((int)is_more))
+
+// The same of e4m3, both from shared memory. The tensor cores keep fewer bits than float32 of such sums.
+__device__ void multiply_add(float (&sums)[ROWS / 2], unsigned long long weights, unsigned long long rows,
+                             bool is_more) {
+#if ROWS == 8
+    MULTIPLY_ADD_E4M3("8", D_, "%4, %5", "%6", F4(sums));
+#elif ROWS == 16
+    MULTIPLY_ADD_E4M3("16", D0, "%8, %9", "%10", F8(sums, 0));
+#elif ROWS == 32
+    MULTIPLY_ADD_E4M3("32", D1, "%16, %17", "%18", F16(sums, 0));
+#elif ROWS == 64
+    MULTIPLY_ADD_E4M3("64", D2, "%32, %33", "%34", F32(sums, 0));
+#elif ROWS == 128
+    MULTIPLY_ADD_E4M3("128", D3, "%64, %65", "%66", F64(sums, 0));
+#else
+    MULTIPLY_ADD_E4M3("256", D4, "%128, %129", "%130", F64(sums, 0), F64(sums, 64));
 #endif
 }
 #endif

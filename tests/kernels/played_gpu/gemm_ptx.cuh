@@ -1,4 +1,4 @@
-// What kernels/plait_kernels/linear/int4_ptx.cuh has, played: a GPU's threads are fibers of one thread, and each runs up
+// What kernels/plait_kernels/linear/gemm_ptx.cuh has, played: a GPU's threads are fibers of one thread, and each runs up
 // to a barrier, then the next. Copies and wgmma are done when they are waited for, so that one that nobody waits for is
 // missing, and one whose memory is written over too early is wrong.
 #pragma once
@@ -26,6 +26,7 @@ struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 struct Barrier { int arrived = 0, round = 0; };
@@ -53,7 +54,7 @@ struct Cluster {
     int num_threads;
 };
 struct Copy {
-    unsigned to;
+    unsigned to, bytes;
     const void* from;
     bool is_there;
 };
@@ -62,6 +63,7 @@ struct Matmul {
     unsigned long long right;
     bool is_more;
     float* sums;
+    unsigned long long left_at = 0;  // e4m3 of 32 inputs, instead
 };
 struct Fiber {
     ucontext_t context;
@@ -112,6 +114,22 @@ inline unsigned __shfl_sync(unsigned, unsigned word, int from) {
     return given;
 }
 
+inline float __shfl_xor_sync(unsigned all, float value, int apart) {
+    unsigned word;
+    std::memcpy(&word, &value, 4);
+    word = __shfl_sync(all, word, lane() ^ apart);
+    std::memcpy(&value, &word, 4);
+    return value;
+}
+
+inline unsigned __reduce_max_sync(unsigned all, unsigned word) {
+    for (int apart = 16; apart > 0; apart /= 2) word = max(word, __shfl_sync(all, word, lane() ^ apart));
+    return word;
+}
+
+inline void __syncwarp() { meet_the_warp(); }
+inline float rsqrtf(float value) { return 1 / std::sqrt(value); }
+
 template <class T> T __ldg(const T* at) { return *at; }
 inline uint4 read_once(const uint4* at) { return *at; }
 
@@ -149,6 +167,28 @@ inline float float_of_half(unsigned short bits) {
     return (float)half;
 }
 
+inline unsigned short half_of(float value) {
+    const _Float16 half = (_Float16)value;
+    unsigned short bits;
+    std::memcpy(&bits, &half, 2);
+    return bits;
+}
+
+inline unsigned half_pair(float low, float high) { return half_of(low) | (unsigned)half_of(high) << 16; }
+
+inline float float_of_e4m3(unsigned char bits) {
+    const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+    if (exponent == 15 && mantissa == 7) return NAN;
+    const float value = exponent ? std::ldexp(8.0f + mantissa, exponent - 10) : std::ldexp((float)mantissa, -9);
+    return bits & 128 ? -value : value;
+}
+
+template <int WHICH> unsigned halves_of(unsigned word) {
+    return half_pair(float_of_e4m3(word >> 16 * WHICH & 255), float_of_e4m3(word >> (16 * WHICH + 8) & 255));
+}
+
+inline double float16(unsigned word, int half) { return float_of_half((unsigned short)(word >> 16 * half)); }
+
 inline unsigned codes_over_128(unsigned words) { return (words & 0x000F000F) | 0x43004300; }
 
 inline unsigned char* shared_memory() { return fiber->block->memory.data(); }
@@ -164,7 +204,11 @@ inline unsigned char* place(Block& block, unsigned address) {
 
 inline void copy_later(unsigned to, const void* from, bool is_there) {
     if ((uintptr_t)from % 16 && is_there) fail("what is copied does not begin at a multiple of 16");
-    fiber->copies.push_back({to, from, is_there});
+    fiber->copies.push_back({to, 16, from, is_there});
+}
+
+inline void copy_word_later(unsigned to, const void* from, bool is_there) {
+    fiber->copies.push_back({to, 4, from, is_there});
 }
 
 inline void close_copies() { fiber->copy_groups.push_back(std::exchange(fiber->copies, {})); }
@@ -172,8 +216,8 @@ inline void close_copies() { fiber->copy_groups.push_back(std::exchange(fiber->c
 template <int LATER> void wait_for_copies() {
     for (; fiber->copy_groups.size() > LATER; fiber->copy_groups.pop_front())
         for (const Copy& copy : fiber->copy_groups.front()) {
-            unsigned char* to = place(*fiber->block, copy.to);
-            copy.is_there ? std::memcpy(to, copy.from, 16) : std::memset(to, 0, 16);
+            unsigned char* to = place(*fiber->block, copy.to & ~15u) + copy.to % 16;
+            copy.is_there ? std::memcpy(to, copy.from, copy.bytes) : std::memset(to, 0, copy.bytes);
         }
 }
 
@@ -199,8 +243,9 @@ inline void gather(unsigned (&left)[2][8], const unsigned (&values)[4]) {
     meet_the_warp();
 }
 
-// mma.m16n8k16.
-inline void multiply_add(float (&sums)[4], const unsigned (&values)[4], unsigned low, unsigned high) {
+// mma.m16n8k16, of what `value_of` makes of a word's half.
+template <class Value>
+void multiply_add_of(float (&sums)[4], const unsigned (&values)[4], unsigned low, unsigned high, Value value_of) {
     unsigned left[2][8], right[2][8];
     gather(left, values);
     for (int part = 0; part < 2; ++part) {
@@ -213,13 +258,21 @@ inline void multiply_add(float (&sums)[4], const unsigned (&values)[4], unsigned
     for (int each = 0; each < 4; ++each) {
         double sum = sums[each];
         for (int input = 0; input < 16; ++input)
-            sum += bfloat16(left[each / 2][input / 2], input % 2) * bfloat16(right[each % 2][input / 2], input % 2);
+            sum += value_of(left[each / 2][input / 2], input % 2) * value_of(right[each % 2][input / 2], input % 2);
         sums[each] = (float)sum;
     }
 }
 
 inline void meet_the_cluster() { arrive(fiber->block->cluster->barrier, fiber->block->cluster->num_threads); }
 inline int cluster_size() { return (int)fiber->block->cluster->blocks.size(); }
+
+inline void multiply_add(float (&sums)[4], const unsigned (&values)[4], unsigned low, unsigned high) {
+    multiply_add_of(sums, values, low, high, bfloat16);
+}
+
+inline void multiply_add_half(float (&sums)[4], const unsigned (&values)[4], unsigned low, unsigned high) {
+    multiply_add_of(sums, values, low, high, float16);
+}
 
 inline float4 sums_of(unsigned at, int rank) {
     float4 sums;
@@ -340,25 +393,41 @@ inline void multiply_add(float (&sums)[ROWS / 2], const unsigned (&values)[4], u
     fiber->matmuls.push_back(matmul);
 }
 
+// wgmma.m64nROWSk32 of e4m3.
+inline void multiply_add(float (&sums)[ROWS / 2], unsigned long long weights, unsigned long long rows, bool is_more) {
+    fiber->matmuls.push_back({{}, rows, is_more, sums, weights});
+}
+
 inline void close_wgmma() { fiber->matmul_groups.push_back(std::exchange(fiber->matmuls, {})); }
 
-// An input of a row: descriptors say where an atom of 8 rows begins; 16 bytes lie where the row's number moves them.
-inline double right_of(unsigned long long descriptor, int row, int input) {
+// A byte of a row: descriptors say where an atom of 8 rows begins; 16 bytes lie where the row's number moves them.
+inline const unsigned char* byte_of(unsigned long long descriptor, int row, int byte) {
     if (descriptor >> 62 != 1) fail("rows are not swizzled by 128 bytes");
     const unsigned begin = (unsigned)(descriptor & 0x3FFF) << 4, atom = (unsigned)(descriptor >> 32 & 0x3FFF) << 4;
-    unsigned address = begin + row / 8 * atom + row % 8 * 128 + input * 2;
+    unsigned address = begin + row / 8 * atom + row % 8 * 128 + byte;
     address ^= (address >> 7 & 7) << 4;
+    return place(*fiber->block, address & ~15u) + address % 16;
+}
+
+inline double bfloat16_of(unsigned long long descriptor, int row, int input) {
     unsigned short bits;
-    std::memcpy(&bits, place(*fiber->block, address & ~15u) + address % 16, 2);
+    std::memcpy(&bits, byte_of(descriptor, row, input * 2), 2);
     return bfloat16(bits, 0);
+}
+
+inline double e4m3_of(unsigned long long descriptor, int row, int input) {
+    return float_of_e4m3(*byte_of(descriptor, row, input));
 }
 
 inline void do_matmul(const Matmul& matmul) {
     for (int each = 0; each < ROWS / 2; ++each) {
+        const int row = each / 4 * 8 + lane() % 4 * 2 + each % 2, high = each / 2 % 2;
+        const int output = fiber->thread / 32 % 4 * 16 + lane() / 4 + 8 * high;
         double sum = matmul.is_more ? matmul.sums[each] : 0;
-        for (int input = 0; input < 16; ++input)
-            sum += bfloat16(matmul.left[each / 2 % 2][input / 2], input % 2) *
-                   right_of(matmul.right, each / 4 * 8 + lane() % 4 * 2 + each % 2, input);
+        for (int input = 0; input < (matmul.left_at ? 32 : 16); ++input)
+            sum += matmul.left_at
+                       ? e4m3_of(matmul.left_at, output, input) * e4m3_of(matmul.right, row, input)
+                       : bfloat16(matmul.left[high][input / 2], input % 2) * bfloat16_of(matmul.right, row, input);
         matmul.sums[each] = (float)sum;
     }
 }

@@ -1,0 +1,113 @@
+"""Which kernel multiplies so many rows by FP8 weights, and with what tile.
+
+On Hopper GPUs kernels in CUDA C++ do where they were measured and faster (``gemm_tuning_DEVICE.json``). Else it is
+Triton's for up to 64 rows, and cuBLASLt for more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+import torch
+
+from plait_kernels.linear.fp8 import Fp8Weight
+from plait_kernels.linear.gemm_tuning import Tile, fp8_key, fp8_tiles_of, tuning_table
+from plait_kernels.nvrtc import can_compile
+
+CUDA_CAPABILITY = 9, 0
+"""Of the GPUs that have wgmma."""
+CUDA_MAX_ROWS = 1, 8, 16, 32, 64, 128
+"""The numbers of rows that are measured; a tile serves up to so many, and one row has a kernel of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8RowTile:
+    """A tile of ``fp8_row_gemm.cu``, for one row."""
+
+    tiles: int
+    """Of 16 outputs, that a block has at a time: even for gates."""
+    warps: int
+    """That share the inputs."""
+    ahead: int
+    """Chunks of weights that a warp copies ahead."""
+
+    kernel: ClassVar[str] = "fp8_row_gemm"
+
+    def defines(self) -> dict[str, int]:
+        """What the kernel is compiled for."""
+        return {name.upper(): value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8WgmmaTile:
+    """A tile of ``fp8_wgmma_gemm.cu``."""
+
+    rows: int
+    """8, 16, 32, 64 or 128."""
+    warpgroups: int
+    """Of 64 outputs each."""
+    stages: int
+    """Of 128 inputs, in shared memory."""
+    blocks: int
+    """That are to fit a multiprocessor."""
+    splits: int
+    """Blocks that share the inputs, up to 8."""
+
+    kernel: ClassVar[str] = "fp8_wgmma_gemm"
+
+    def defines(self) -> dict[str, int]:
+        """What the kernel is compiled for; how many share the inputs is said at its launch."""
+        return {name.upper(): value for name, value in asdict(self).items() if name != "splits"}
+
+
+Fp8CudaTile = Fp8RowTile | Fp8WgmmaTile
+
+
+def row_tile_of(weight: Fp8Weight) -> Fp8RowTile | None:
+    """For one row that is not rounded; None if it is multiplied by Triton's GEMV."""
+    tile = _measured(weight).get(1)
+    return tile if isinstance(tile, Fp8RowTile) else None
+
+
+def tiles_of(weight: Fp8Weight) -> dict[int, Tile | Fp8WgmmaTile]:
+    """For each number of rows from 2 on that our kernels multiply, its tile."""
+    tiles = dict[int, Tile | Fp8WgmmaTile](fp8_tiles_of(weight))
+    return tiles | {rows: tile for rows, tile in _measured(weight).items() if isinstance(tile, Fp8WgmmaTile)}
+
+
+def _measured(weight: Fp8Weight) -> dict[int, Fp8CudaTile]:
+    if cuda_unsupported_reason(weight) is not None:
+        return {}
+    device = weight.stored_OI.device
+    table = tuning_table(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+    return cuda_tiles_in(table.get(cuda_key(weight), {}))
+
+
+def cuda_unsupported_reason(weight: Fp8Weight) -> str | None:
+    """Why a matrix is not multiplied by the CUDA kernels; None if it is."""
+    device = weight.stored_OI.device
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != CUDA_CAPABILITY:
+        return "it is not on a Hopper GPU"
+    return None if can_compile() else "the package cuda-bindings is not installed"
+
+
+def cuda_key(weight: Fp8Weight) -> str:
+    """Of its tiles in the table."""
+    return f"cuda {fp8_key(weight)}"
+
+
+def cuda_tiles_in(by_max_rows: Mapping[str, Sequence[int]]) -> dict[int, Fp8CudaTile]:
+    """For each number of rows, from those of the most rows."""
+    found, least = dict[int, Fp8CudaTile](), 1
+    for most in CUDA_MAX_ROWS:
+        if numbers := by_max_rows.get(str(most)):
+            found |= dict.fromkeys(range(least, most + 1), (Fp8RowTile if most == 1 else Fp8WgmmaTile)(*numbers))
+        least = most + 1
+    return found
+
+
+def can_gate(weight: Fp8Weight, tile: Fp8RowTile) -> bool:
+    """Whether a block's tiles may be as many of gates as of what they gate."""
+    return tile.tiles % 2 == 0 and weight.shape[0] % 32 == 0
