@@ -232,6 +232,9 @@ __device__ float4 read_shown(const float4* at) {
     return sums;
 }
 
+// What other instructions wrote to shared memory is seen by wgmma.
+__device__ void show_copies_to_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 __device__ void begin_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 __device__ void close_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -223,6 +223,7 @@ template <int LATER> void wait_for_copies() {
 
 inline void wait_for_the_kernel_before() {}
 inline void let_the_next_kernel_begin() {}
+inline void show_copies_to_wgmma() {}
 inline void begin_wgmma() {}
 
 // Each 8 lanes say where the rows of a matrix of 8 x 8 are.
