@@ -83,7 +83,7 @@ struct Ring {
                         *(const uint4*)(at + place(tile * 16 + lane / 4 + 8 * high, run * 4 + lane % 4));
     }
 
-    __device__ void turn() { slot = slot + 1 == AHEAD ? 0 : slot + 1; }
+    __device__ void go_on() { slot = slot + 1 == AHEAD ? 0 : slot + 1; }
 };
 
 // The chunks of a warp, one after the other, over the ends of a block's steps.
@@ -321,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 if (!copied.has_more(matrix, num_own)) let_the_next_kernel_begin();
             }
             close_copies();
-            ring.turn();
+            ring.go_on();
         }
         keep_sums(parts + warp * OUTPUTS, sums, lane);
         __syncthreads();

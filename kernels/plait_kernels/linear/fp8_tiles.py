@@ -18,7 +18,7 @@ from plait_kernels.nvrtc import can_compile
 
 CUDA_CAPABILITY = 9, 0
 """Of the GPUs that have wgmma."""
-CUDA_MAX_ROWS = 1, 8, 16, 32, 64, 128
+CUDA_MAX_ROWS = 1, 8, 16, 32, 64
 """The numbers of rows that are measured; a tile serves up to so many, and one row has a kernel of its own."""
 
 

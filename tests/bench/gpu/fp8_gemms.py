@@ -6,7 +6,7 @@ Ours are the kernels in Triton and those in CUDA C++.
 
 Times are a call's share of a captured chain over weights that no cache holds; quantising the rows is not in them. Also
 adds to the tuning table of this GPU the fastest tiles of Triton's kernel for up to 64 rows, and those of the CUDA
-kernels for up to 128 that are right and faster than all else by more than the noise.
+kernels for up to 64 that are right and faster than all else by more than the noise.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ WGMMA_TILES = {
     16: ((1, 5, 4), (1, 10, 2), (1, 20, 1), (2, 5, 2), (2, 10, 1), (3, 4, 2), (3, 8, 1)),
     32: ((1, 8, 2), (2, 5, 2), (2, 9, 1), (3, 3, 2), (3, 7, 1)),
     64: ((1, 6, 2), (1, 12, 1), (2, 4, 2), (2, 8, 1), (3, 6, 1)),
-    128: ((1, 4, 2), (2, 6, 1), (3, 5, 1)),
 }
 """Warpgroups, stages and blocks on a multiprocessor, by the most rows."""
 LEAST_BLOCKS, MOST_BLOCKS = 60, 211
