@@ -14,7 +14,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,15 @@ def told_by_all(clients: dict[str, str]) -> dict[str, dict[str, Any]]:
             server.kill()
 
 
+def joined(told: Iterable[dict[str, str]]) -> dict[str, str]:
+    """The versions of each package; a package may be in several environments."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for versions in told:
+        for package, version in versions.items():
+            found[package].add(version)
+    return {package: " and ".join(sorted(versions)) for package, versions in found.items()}
+
+
 def merged(file: Path, told: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The record with the rows of these clients in place of their old ones."""
     old: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"rows": [], "versions": {}}
@@ -66,7 +76,7 @@ def merged(file: Path, told: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "commit": commit(),
         "command": "tests/bench/http/clients.py; rows of other metrics by hand",
         "machine": machine(),
-        "versions": old["versions"] | {name: one["versions"] for name, one in told.items()},
+        "versions": old["versions"] | joined(one["versions"] for one in told.values()),
         "rows": others + made,
     }
 

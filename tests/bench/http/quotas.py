@@ -2,7 +2,7 @@
 
     python tests/bench/http/quotas.py --out tests/bench/results/quotas.json --note "what else ran"
 
-The other key may begin few requests a minute and hammers: nearly all that it asks gets a 429. Parts with the hammer and
+The other key may begin one request a minute and hammers: what it asks gets a 429. Parts with the hammer and
 without it take turns, so that both have the same neighbours on the machine. Latencies count from the intended arrival.
 The figure is the median over the rounds of one p99 over the other. What this program itself computes for the hammer
 counts as the server's fault.
@@ -31,7 +31,7 @@ from plait_testing.running_server import start_server
 
 MODEL = Path(__file__).parents[2] / "models" / "recall-gqa"
 SERVER = ("--max-seqs=8", "--max-model-len=1024", "--threads=1")
-KEYS = "steady\nhammer requests_per_minute=60\n"
+KEYS = "steady\nhammer requests_per_minute=1\n"
 CHAT = {"messages": [{"role": "user", "content": "copy kilo"}], "max_tokens": 16, "temperature": 0}
 GOAL = 1.05
 HAMMERS = 4
