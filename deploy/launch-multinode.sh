@@ -13,7 +13,7 @@ usage: launch-multinode.sh [OPTION]... HOST... -- [MODEL] [FLAG]...
   --remote-keys DIR  where each host keeps its copy (default: .plait-keys, in the home folder)
   --plait PROGRAM    where plait is, here and on each host (default: plait, in the PATH)
 
-MODEL and FLAGS go to `plait launch` on each host. The exit code is the head's.
+MODEL and FLAGS go to `plait launch` on each host. The exit code is the head's, or that of a host that ended alone.
 END
 }
 
@@ -100,11 +100,34 @@ mkfifo "$folder/signs"
 ) < "$folder/signs" &
 exec {signs}> "$folder/signs"
 
-code=0
+# Nodes end together, within 10 s, and say why. A host that ends alone, as one without plait or whose machine is gone,
+# is waited for by the others; nobody starts it again.
+is_running() { kill -0 "${nodes[$1]}" 2> /dev/null; }
+alone="" since=0 failed=""
+while [ ${#inputs[@]} -gt 0 ]; do
+    running=0
+    for node in "${!hosts[@]}"; do
+        if is_running "$node"; then
+            running=$((running + 1))
+        elif [ -z "$alone" ]; then
+            alone=$node since=$SECONDS
+        fi
+    done
+    [ "$running" -gt 0 ] || break
+    if [ -n "$alone" ] && [ $((SECONDS - since)) -ge 15 ]; then
+        echo "launch-multinode.sh: ${hosts[$alone]} has ended alone; its lines are above. The others stop" >&2
+        failed=$alone
+        finish
+    fi
+    sleep 0.5 || true
+done
+
+codes=()
 for node in "${!hosts[@]}"; do
     ended=0
     # A signal interrupts `wait`; its trap has run then.
-    until wait "${nodes[$node]}" && ended=0 || { ended=$?; ! kill -0 "${nodes[$node]}" 2> /dev/null; }; do :; done
-    [ "$node" -gt 0 ] || code=$ended
+    until wait "${nodes[$node]}" && ended=0 || { ended=$?; ! is_running "$node"; }; do :; done
+    codes+=("$ended")
 done
-exit "$code"
+[ -z "$failed" ] || [ "${codes[0]}" -gt 0 ] || exit "${codes[$failed]}"
+exit "${codes[0]}"

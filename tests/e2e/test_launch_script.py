@@ -13,11 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 from plait.nodes.key_files import write_new_keys
+from plait.nodes.settings import NodeSettings
 from plait.nodes.signals import SILENCE_SECONDS
 from plait_testing.budgets import ROOT
 from plait_testing.node_network import NodeNetwork, reason_without_namespaces
 from plait_testing.running_server import Server, wait_until_ready
 
+MEET_SECONDS = NodeSettings().meet_timeout_seconds
 SCRIPT = ROOT / "deploy" / "launch-multinode.sh"
 SSH = """#!/bin/bash
 while [ "$1" = -o ]; do shift 2; done
@@ -25,6 +27,10 @@ case $1 in user@{addresses[0]}) name={names[0]} ;; {addresses[1]}) name={names[1
 cd {home} && exec setsid ip netns exec $name bash -c "$2"
 """
 PLAIT = '#!/bin/bash\nexec {python} -m plait.cli "$@"\n'
+WITHOUT_NODE_1 = """#!/bin/bash
+[[ $* == *--node-rank\\ 1* ]] && echo "plait: no such program here" >&2 && exit 127
+exec {python} -m plait.cli "$@"
+"""
 
 
 @pytest.fixture
@@ -44,10 +50,18 @@ def write_program(file: Path, text: str) -> Path:
 
 def start(network: NodeNetwork, folder: Path, model: Path) -> Server:
     """The script with two hosts, ready."""
+    one = spawn(network, folder, model, PLAIT)
+    wait_until_ready(one)
+    assert one.url, one.errors
+    return one
+
+
+def spawn(network: NodeNetwork, folder: Path, model: Path, program: str) -> Server:
+    """The script with two hosts, and what `plait` is on each."""
     (folder / "home").mkdir()
     names, addresses = ([of(node) for node in (0, 1)] for of in (network.namespace, network.address))
     ssh = write_program(folder / "bin" / "ssh", SSH.format(names=names, addresses=addresses, home=folder / "home"))
-    plait = write_program(folder / "bin" / "plait", PLAIT.format(python=sys.executable))
+    plait = write_program(folder / "bin" / "plait", program.format(python=sys.executable))
     words = ["--keys", str(folder / "keys"), "--plait", str(plait), f"user@{addresses[0]}", addresses[1]]
     words += ["--", str(model), "--dp", "2", "--port", "0", "--threads", "1", "--max-model-len", "1024"]
     with (folder / "log").open("w") as log:
@@ -60,10 +74,7 @@ def start(network: NodeNetwork, folder: Path, model: Path) -> Server:
             start_new_session=True,
             env=os.environ | {"PATH": f"{ssh.parent}:{os.environ['PATH']}"},
         )
-    one = Server(process, folder / "log")
-    wait_until_ready(one)
-    assert one.url, one.errors
-    return one
+    return Server(process, folder / "log")
 
 
 @pytest.mark.slow
@@ -111,6 +122,18 @@ def test_hosts_stop_behind_connections_that_are_cut_without_a_word(
         time.sleep(0.1)
     for one in own:
         one.kill()
+
+
+@pytest.mark.slow
+def test_hosts_do_not_wait_for_one_that_has_ended_alone(
+    network: NodeNetwork, tmp_path: Path, check_models: Path
+) -> None:
+    began = time.monotonic()
+    script = spawn(network, tmp_path, check_models / "recall-gqa", WITHOUT_NODE_1)
+    assert script.wait() == 127
+    assert time.monotonic() - began < MEET_SECONDS, "the head has waited until its nodes had to have met"
+    host = network.address(1)
+    assert f"launch-multinode.sh: {host} has ended alone; its lines are above. The others stop" in script.errors
 
 
 def test_a_command_line_without_hosts_is_refused() -> None:
