@@ -44,7 +44,7 @@ def hanging(tmp_path: Path, blocked: set[signal.Signals]) -> Iterator[Worker]:
 
 def open_for_reader(pipe: Path) -> int:
     """The end to write to, once another process reads."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while True:
         with suppress(OSError):  # nobody has opened the other end
             return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
@@ -52,12 +52,18 @@ def open_for_reader(pipe: Path) -> int:
         time.sleep(0.02)
 
 
-def end(worker: Worker, reason: str, seconds: float) -> float:
-    """Seconds until the process has ended."""
+def end(worker: Worker, reason: str, seconds: float, killed_after: float | None = None) -> float:
+    """Seconds until the process has ended. Another may kill it meanwhile."""
+
+    def kill() -> None:
+        os.kill(worker.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
 
     async def watched() -> float:
         worker.watch(asyncio.get_running_loop(), lambda worker: None)
         began = time.monotonic()
+        if killed_after is not None:
+            asyncio.get_running_loop().call_later(killed_after, kill)
         await end_lost([worker], reason, seconds)
         return time.monotonic() - began
 
@@ -100,3 +106,16 @@ def test_a_rank_that_was_lost_for_another_reason_writes_nothing(
     end(hanging, "rank 1 was lost: worker 1 was killed by SIGKILL", seconds=0.3)
     assert hanging.was_killed
     assert FRAME not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("blocked", [{signal.SIGUSR2}])
+def test_nobody_waits_for_the_stacks_of_a_rank_that_has_ended(
+    hanging: Worker, capfd: pytest.CaptureFixture[str]
+) -> None:
+    end(hanging, NO_RESULT, seconds=60, killed_after=0.2)
+    assert "has not written where its threads are" not in capfd.readouterr().out
+
+
+def test_a_rank_may_end_as_its_time_runs_out(hanging: Worker) -> None:
+    end(hanging, "rank 1 was lost", seconds=0.2, killed_after=0.2)
+    assert hanging.was_killed

@@ -98,8 +98,7 @@ class Worker:
 
     async def stop(self) -> None:
         """Send SIGTERM, then SIGKILL; returns when it has exited."""
-        if self._process.returncode is None:
-            self._signal(signal.SIGTERM)
+        self._signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(self._exited.wait(), TERM_SECONDS)
         except TimeoutError:
@@ -122,7 +121,7 @@ class Worker:
             await self._exited.wait()
 
     async def write_stacks(self) -> str | None:
-        """Let it write where its threads are to standard error, if it runs; why it has not."""
+        """Let it write where its threads are to standard error, for as long as it runs; why it has not."""
         if self._process.returncode is not None:
             return None
         if self.is_stopped:
@@ -131,7 +130,7 @@ class Worker:
         self._signal(signal.SIGUSR2)
         for _ in range(MOST_SETTLES):
             await asyncio.sleep(SETTLE_SECONDS)
-            if heard_before < heard == self._num_stacks:
+            if self._exited.is_set() or heard_before < heard == self._num_stacks:
                 return None
             heard = self._num_stacks
         return "its process waits in the kernel, or does not get to run"
@@ -149,7 +148,9 @@ class Worker:
         return pipe.fileno()
 
     def _signal(self, number: signal.Signals) -> None:
-        signal.pidfd_send_signal(self._pidfd, number)
+        """Send it unless the process has just ended: its descriptor is closed then, and may be another's."""
+        if self._process.returncode is None:
+            signal.pidfd_send_signal(self._pidfd, number)
 
     def _forward(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._copy_lines():
