@@ -93,3 +93,12 @@ def test_numbers_of_any_other_place_stay_as_they_were_written() -> None:
     assert (bytes(read.guided_json), read.prompt, read.n, read.logit_bias) == (free, [5, 6], 2, {"5": 3.0})
     chat = decode_struct(b'{"messages": [], "chat_template_kwargs": {"a": 3.0}, "n": 2.0}', ChatBody)
     assert str(chat.chat_template_kwargs) == "{'a': 3.0}"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "named"), [("[5.0, -6.00, 6.5]", "$.tokens[2]"), ("[5.0, null]", "$.tokens[1]"), ("[1.0, 1e30]", "[1]")]
+)
+def test_an_error_names_the_number_that_is_not_whole(tokens: str, named: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as refused:
+        decode_struct(b'{"tokens": %b}' % tokens.encode(), DetokenizeBody)
+    assert named in str(refused.value)

@@ -16,6 +16,10 @@ _Fields: TypeAlias = dict[str, msgspec.Raw]
 _Numbers = int | list[int | list[int]]
 _REFUSED = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float`")
 _NUMBERS = re.compile(rb"[-+.\deE\s\[\],]+")
+_NO_TEXTS = re.compile(rb'[^"{]*')
+_POINTED = re.compile(rb"(?<=[\[,\s])(-?\d+)\.0+(?=[\],\s])")
+_MOST_MENDED = 1024
+"""Numbers before the one that an error names: a hostile body has millions."""
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
@@ -57,7 +61,7 @@ def _options(kind: inspect.Type) -> tuple[inspect.Type, ...]:
 
 
 def _whole(raw: msgspec.Raw, kind: inspect.Type) -> msgspec.Raw:
-    """A value that is no such number stays, for the decoder to say what is wrong with it."""
+    """A value that has no such number alone stays, for the decoder to say what is wrong with it."""
     try:
         if _NUMBERS.fullmatch(raw):
             return _encoded(msgspec.json.decode(raw, type=_Numbers, strict=False))
@@ -66,7 +70,14 @@ def _whole(raw: msgspec.Raw, kind: inspect.Type) -> msgspec.Raw:
                 return _encoded(_with_whole_numbers(msgspec.json.decode(raw, type=_Fields), option.cls))
     except msgspec.MsgspecError:
         pass
-    return raw
+    return _named(raw)
+
+
+def _named(raw: msgspec.Raw) -> msgspec.Raw:
+    """A list that is refused, with 3 for 3.0: the error names the number that is none."""
+    if not _NO_TEXTS.fullmatch(raw):
+        return raw
+    return msgspec.Raw(_POINTED.sub(rb"\1", bytes(raw), _MOST_MENDED))
 
 
 def _encoded(value: object) -> msgspec.Raw:
