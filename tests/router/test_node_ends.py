@@ -147,6 +147,15 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start(folder: str, tmp_
         RestartBudget("group", 2, str(tmp_path / folder / "restarts"))
 
 
+def test_a_link_to_a_file_of_restarts_stays_one(tmp_path: Path) -> None:
+    kept, link = tmp_path / "kept", tmp_path / "link"
+    kept.mkdir()
+    link.symlink_to(kept / "restarts")
+    assert RestartBudget("group", 1, str(link)).after_loss(5, 1.0) == 0.0
+    assert RestartBudget("group", 1, str(kept / "restarts")).after_loss(5, 2.0) is None
+    assert link.is_symlink()
+
+
 STAMP = "2026-11-23 10:22:07,{} "
 
 

@@ -95,15 +95,16 @@ class RestartBudget:
             say(f"--restart-file {self._file} cannot be written: {error.strerror}; losses are counted in memory only")
 
     def _store(self) -> None:
-        """Raises `OSError`."""
+        """What a link names is written, not the link. Raises `OSError`."""
         if self._file is None:
             return
-        new = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+        file = Path(os.path.realpath(self._file))
+        new = file.with_name(f".{file.name}.{os.getpid()}")
         try:
             new.write_bytes(
                 msgspec.json.encode(self._losses if self._model is None else _Kept(self._model, self._losses))
             )
-            new.replace(self._file)
+            new.replace(file)
         except OSError:
             new.unlink(missing_ok=True)
             raise
