@@ -219,5 +219,7 @@ def _no_collections() -> Iterator[None]:
     """One would hold up every stream."""
     gc.collect()
     gc.disable()
-    yield
-    gc.enable()
+    try:
+        yield
+    finally:
+        gc.enable()
