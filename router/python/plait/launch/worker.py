@@ -138,7 +138,7 @@ class Worker:
     @property
     def is_stopped(self) -> bool:
         """By SIGSTOP or a debugger."""
-        return is_stopped(self._process.pid)
+        return is_stopped(self.pid)
 
     @property
     def _stderr(self) -> int:
