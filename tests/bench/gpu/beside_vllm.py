@@ -50,7 +50,9 @@ Row = dict[str, Any]
 def vllm_server(model: Path, flags: Sequence[str], logs: Path, peer: Path) -> Iterator[str]:
     """The address of vLLM's server."""
     words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", f"{model}", "--port", f"{PORT}"]
-    environment = os.environ | {"PYTHONPATH": f"{peer}", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    # It compiles flashinfer's kernels, which Plait's environment may forbid.
+    kept = {name: value for name, value in os.environ.items() if name != "FLASHINFER_DISABLE_JIT"}
+    environment = kept | {"PYTHONPATH": f"{peer}", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     with (logs / "vllm.log").open("w") as log:
         process = subprocess.Popen([*words, *PEER_FLAGS, *flags], env=environment, stdout=log, stderr=log)
     try:
