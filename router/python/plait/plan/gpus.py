@@ -73,12 +73,16 @@ class FormShares:
 
 
 FEW_ROWS = 512
-"""Up to some hundred rows 4-bit codes are de-quantised inside the GEMM, for each tile of rows again."""
-_INT4 = FormShares(GemmShares(0.7, 0.87, 0.6), GemmShares(0.55, 0.85))
-# Dense FP8 and 4 bits, and experts of FP8, are fitted to 13 loads of Qwen3-8B and V2-Lite on one H200. Experts of 4
-# bits are as their GEMMs alone (tests/bench/results/gpu-int4-gemms.json).
+"""Up to some hundred rows 4-bit codes are de-quantised inside the GEMM."""
+_EXPERTS_OF_4_BITS = GemmShares(0.55, 0.85)
+# Dense FP8 and INT4, and experts of FP8, are fitted to 12 loads of Qwen3-8B and V2-Lite on one H200. MXFP4, and experts
+# of 4 bits, are as their GEMMs alone (tests/bench/results/gpu-int4-gemms.json).
 FORM_SHARES: Mapping[str, FormShares] = MappingProxyType(
-    {"FP8": FormShares(GemmShares(1.0, 1.65), GemmShares(0.75, 1.0)), "INT4": _INT4, "MXFP4": _INT4}
+    {
+        "FP8": FormShares(GemmShares(1.2, 1.6), GemmShares(0.75, 1.45)),
+        "INT4": FormShares(GemmShares(0.85, 0.9, 0.8), _EXPERTS_OF_4_BITS),
+        "MXFP4": FormShares(GemmShares(0.7, 0.87, 0.6), _EXPERTS_OF_4_BITS),
+    }
 )
 
 STEP_OVERHEAD_SECONDS = 0.001
