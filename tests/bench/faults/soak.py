@@ -49,8 +49,8 @@ FLAGS = ("--tp", "2", "--dp", "2", "--max-model-len", "1024", *RESTART)
 NUM_CLIENTS = 6
 CONTEXT = 512
 NUM_PROBLEMS = 20
-"""Each has grammars of its own. The engine keeps them with what their masks needed: memory is flat once it has them all,
-after 80 s with so few, and after hours with 200."""
+"""Each has grammars of its own. The engine keeps them with what their masks needed: memory is flat once it has them
+all, after 80 s with so few, and after hours with 200."""
 IDLE_SECONDS, READY_SECONDS = 120.0, 180.0
 MEMORY_SECONDS = 20.0
 POLL_SECONDS = 0.1
