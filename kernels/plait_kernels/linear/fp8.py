@@ -19,6 +19,8 @@ GROUP = 128
 """Inputs with one scale."""
 LARGEST = 448.0
 """Of e4m3."""
+LEAST = 2.0**-119
+"""Elements whose largest is less are zeros: the factor that makes it `LARGEST` is more than float32 holds."""
 FP8 = torch.float8_e4m3fn
 ROWS_MULTIPLE = 4
 """Of rows with grouped scales, for cuBLASLt, which reads scales by 16 bytes."""
@@ -156,5 +158,5 @@ def quantise_rows(x_NI: Tensor, *, is_grouped: bool) -> Fp8Rows:
 def _quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     """e4m3, and float32 scales over the last dimension, which becomes 1."""
     largest = x.abs().amax(dim=-1, keepdim=True)
-    factor = torch.where(largest == 0, 0.0, LARGEST / largest)
+    factor = torch.where(largest < LEAST, 0.0, LARGEST / largest)
     return (x * factor).to(FP8), largest / LARGEST

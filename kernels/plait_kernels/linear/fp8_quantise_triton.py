@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plait_kernels.linear.fp8 import FP8, GROUP, LARGEST, ROWS_MULTIPLE, Fp8Rows
+from plait_kernels.linear.fp8 import FP8, GROUP, LARGEST, LEAST, ROWS_MULTIPLE, Fp8Rows
 from plait_kernels.linear.reference import RowNorm
 from plait_kernels.pdl import pdl_launch, pdl_wait
 
@@ -65,6 +65,7 @@ def _launch(
         BLOCK=block,
         GROUP=GROUP,
         LARGEST=LARGEST,
+        LEAST=LEAST,
         HAS_NORM=norm is not None,
         IS_GATED=is_gated,
         IS_GROUPED=is_grouped,
@@ -87,6 +88,7 @@ def _quantise_kernel(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
     LARGEST: tl.constexpr,
+    LEAST: tl.constexpr,
     HAS_NORM: tl.constexpr,
     IS_GATED: tl.constexpr,
     IS_GROUPED: tl.constexpr,
@@ -114,13 +116,13 @@ def _quantise_kernel(  # type: ignore[no-untyped-def]
         GROUPS: tl.constexpr = BLOCK // GROUP
         x = tl.reshape(x, [GROUPS, GROUP])
         largest = tl.max(tl.abs(x), axis=1)
-        factor = tl.where(largest == 0.0, 0.0, LARGEST / largest)
+        factor = tl.where(largest < LEAST, 0.0, LARGEST / largest)
         stored = tl.reshape(x * factor[:, None], [BLOCK])
         group = tl.arange(0, GROUPS)
         is_group = group < (WIDTH + GROUP - 1) // GROUP
         tl.store(scale_ptr + group.to(tl.int64) * scale_stride + row, largest / LARGEST, mask=is_group)
     else:
         largest = tl.max(tl.abs(x), axis=0)
-        stored = x * tl.where(largest == 0.0, 0.0, LARGEST / largest)
+        stored = x * tl.where(largest < LEAST, 0.0, LARGEST / largest)
         tl.store(scale_ptr + row, largest / LARGEST)
     tl.store(out_ptr + row * WIDTH + column, stored.to(out_ptr.dtype.element_ty), mask=is_there)

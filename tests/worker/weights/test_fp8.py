@@ -117,6 +117,15 @@ def test_a_matrix_cut_anywhere_between_outputs_keeps_its_values(kind: str) -> No
     assert torch.equal(exactly(joined), whole)
 
 
+@pytest.mark.parametrize("largest", [0.0, 1e-40, 1e-37, 1e-36, 2e-36])
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_rows_of_tiny_values_stay_finite(largest: float, is_grouped: bool) -> None:
+    x_NI = torch.zeros(2, 256)
+    x_NI[0, 3], x_NI[1, 200] = largest, -1.0
+    rows_NI = quantise_rows(x_NI, is_grouped=is_grouped).dequantised()
+    assert torch.allclose(rows_NI, x_NI, rtol=2**-4, atol=2.0**-119)
+
+
 def test_inputs_are_cut_between_blocks_and_nowhere_else() -> None:
     weight = quantise_blocks(torch.randn(128, 384))
     half = weight.columns(range(128, 384))
