@@ -110,7 +110,7 @@ def with_file(form: str) -> str:
 
 
 def is_beside(ours: str, server: str) -> bool:
-    """Whether a peer's figures are what Plait's are held against."""
+    """Whether Plait's figures are compared with this peer's."""
     if server.startswith(PLAIT):
         return False
     return ours in (PLAIT, PLAIT_BF16) or ours == with_file(server.removeprefix("llama-server "))

@@ -176,7 +176,7 @@ def rows_of(case: str, of: str, kl_T: Tensor) -> Iterator[Row]:
 
 
 Pairs = dict[str, tuple[Reference, Reference | Engine]]
-"""What is held against what."""
+"""The right distributions, and those compared with them."""
 
 
 def measure(subject: Subject, forms: dict[str, Write], held: dict[str, str]) -> Iterator[Row]:

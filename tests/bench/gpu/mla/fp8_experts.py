@@ -84,7 +84,7 @@ def tile_times(experts: Fp8Experts, given: Given, tiles: tuple[Tile, ...]) -> It
 
 
 def of_bfloat16(given: Given, stacks: tuple[torch.Tensor, torch.Tensor]) -> Iterator[tuple[str, float]]:
-    """Of the same experts, widened."""
+    """Of the same experts in bfloat16."""
     call = partial(grouped_gemm_triton.expert_mlps, given[0], *stacks, *given[1:])
     yield "bfloat16, lists", microseconds(call, 10)
     if len(given[0]) >= 512:
