@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,12 @@ def test_the_combined_log_is_appended_to(tmp_path: Path) -> None:
 def test_ranks_start_again_at_once_after_their_first_loss() -> None:
     budget = RestartBudget("backoff", 4, None, is_first_at_once=True)
     assert [budget.after_loss(5, float(now)) for now in range(5)] == [0.0, 5.0, 10.0, 20.0, None]
+
+
+def test_a_file_counts_the_restarts_of_a_model_whose_path_is_not_utf_8(tmp_path: Path) -> None:
+    file, model = str(tmp_path / "restarts"), os.fsdecode(b"/models/\xff")
+    assert RestartBudget("group", 1, file, model=model).after_loss(5, 1.0) == 0.0
+    assert RestartBudget("group", 1, file, model=model).after_loss(5, 2.0) is None
 
 
 def test_a_restart_file_belongs_to_one_model(tmp_path: Path) -> None:

@@ -57,8 +57,10 @@ class Fp8Experts:
 
 
 def stack_fp8(experts: Iterable[tuple[Fp8Weight, Fp8Weight]]) -> Fp8Experts:
-    """From gate and up, then down, of each; all have scales of the same kind."""
+    """From gate and up, then down, of each. Raises ``ValueError`` unless all have scales of the same kind."""
     gate_up, down = zip(*experts, strict=True)
+    if len({weight.block_rows > 0 for weight in (*gate_up, *down)}) > 1:
+        raise ValueError("experts of one layer have scales of blocks and of outputs")
     return Fp8Experts(_stacked(gate_up), _stacked(down))
 
 

@@ -44,9 +44,10 @@ class RestartBudget:
         """
         self._policy, self._budget = policy, budget
         self._file = Path(file) if file is not None else None
-        self._model = model
+        # A path need not be UTF-8, JSON must be.
+        self._model = None if model is None else os.fsencode(model).decode(errors="backslashreplace")
         self._num_at_once = int(is_first_at_once)
-        self._losses = _read(self._file, model) if self._file is not None else []
+        self._losses = _read(self._file, self._model) if self._file is not None else []
         try:
             self._store()
         except OSError as error:

@@ -161,6 +161,12 @@ def test_experts_are_the_weighted_sum_of_their_mlps(kind: str) -> None:
     assert off_by(stack_fp8(made)(x, weights, chosen), right) < 2**-4, "but for numbers half way between two"
 
 
+def test_experts_of_two_kinds_are_refused() -> None:
+    gate_up, down = quantise_blocks(torch.randn(256, 128)), quantise_outputs(torch.randn(128, 128))
+    with pytest.raises(ValueError, match="scales of blocks and of outputs"):
+        stack_fp8([(gate_up, down)])
+
+
 def of_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
     made = quantise_blocks(weight)
     return made.stored_OI, made.scale
