@@ -97,11 +97,6 @@ def _cluster_attribute(size: int) -> Any:
     return attribute
 
 
-def can_compile() -> bool:
-    """Whether ``cuda-bindings`` is installed and finds NVRTC."""
-    return no_compiler_reason() is None
-
-
 @functools.cache
 def no_compiler_reason() -> str | None:
     """What to install before a kernel can be compiled; None if one can. The log says it, once in a process."""
@@ -115,9 +110,7 @@ def _missing() -> str | None:
     if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
         return "needs the package cuda-bindings"
     try:
-        from cuda.bindings import nvrtc
-
-        check(nvrtc.nvrtcVersion())
+        compile_source(b"", "nothing.cu", (), _HOPPER)  # loads all of NVRTC's libraries
     except (ImportError, OSError, RuntimeError) as error:
         first_line = str(error).partition("\n")[0]
         return f"needs NVRTC, the package {_nvrtc_package()}, which cuda-bindings cannot load: {first_line}"

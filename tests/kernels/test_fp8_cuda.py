@@ -29,7 +29,7 @@ from plait_kernels.linear.fp8_tiles import (
     tiles_of,
 )
 from plait_kernels.linear.gemm_tuning import fp8_tiles_of
-from plait_kernels.nvrtc import can_compile, compile_source
+from plait_kernels.nvrtc import compile_source, no_compiler_reason
 from torch import Tensor
 
 PLAYED = Path(__file__).with_name("played_gpu")
@@ -165,15 +165,7 @@ def test_a_row_that_is_no_number_gives_none(folder: Path, value: float) -> None:
     assert not out_1O.isfinite().any()
 
 
-def has_nvrtc() -> bool:
-    """Whether it is installed, beside the package that calls it."""
-    try:
-        return can_compile() and bool(compile_source(b"", "nothing.cu", (), (9, 0)))
-    except RuntimeError:
-        return False
-
-
-@pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC; pip install cuda-bindings nvidia-cuda-nvrtc")
+@pytest.mark.skipif(no_compiler_reason() is not None, reason="no NVRTC; pip install cuda-bindings nvidia-cuda-nvrtc")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "tile", [Fp8RowTile(2, 16, 2), *(Fp8WgmmaTile(rows, 2, 4, 1, 1) for rows in (8, 16, 32, 64, 128))]

@@ -19,7 +19,7 @@ from plait_kernels.linear import int4_gemm_cuda
 from plait_kernels.linear.int4 import FLOAT, Int4Weight, pack_int4
 from plait_kernels.linear.int4_gemm_cuda import defines_of, launch_of
 from plait_kernels.linear.int4_tiles import Int4Tile, SkinnyTile, WgmmaTile, cuda_tiles_in, cuda_unsupported_reason
-from plait_kernels.nvrtc import can_compile, compile_source
+from plait_kernels.nvrtc import compile_source, no_compiler_reason
 from torch import Tensor
 
 PLAYED = Path(__file__).with_name("played_gpu")
@@ -130,7 +130,7 @@ def test_a_nan_stays_in_its_row(folder: Path) -> None:
         assert out_NO[torch.arange(7) != 3].isfinite().all()
 
 
-@pytest.mark.skipif(not can_compile(), reason="no NVRTC; pip install cuda-bindings nvidia-cuda-nvrtc")
+@pytest.mark.skipif(no_compiler_reason() is not None, reason="no NVRTC; pip install cuda-bindings nvidia-cuda-nvrtc")
 @pytest.mark.parametrize(
     "tile", [SkinnyTile(1, 8, 4, 3), *(WgmmaTile(rows, 2, 3, 1, 1) for rows in (16, 32, 64, 128, 256))]
 )

@@ -14,7 +14,7 @@ import torch
 
 from plait_kernels.linear.fp8 import Fp8Weight
 from plait_kernels.linear.gemm_tuning import Tile, fp8_key, fp8_tiles_of, tuning_table
-from plait_kernels.nvrtc import can_compile
+from plait_kernels.nvrtc import no_compiler_reason
 
 CUDA_CAPABILITY = 9, 0
 """Of the GPUs that have wgmma."""
@@ -90,7 +90,7 @@ def cuda_unsupported_reason(weight: Fp8Weight) -> str | None:
     device = weight.stored_OI.device
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != CUDA_CAPABILITY:
         return "it is not on a Hopper GPU"
-    return None if can_compile() else "the package cuda-bindings is not installed"
+    return no_compiler_reason()
 
 
 def cuda_key(weight: Fp8Weight) -> str:

@@ -32,13 +32,13 @@ from plait_kernels.linear.fp8_tiles import Fp8RowTile, Fp8WgmmaTile, cuda_tiles_
 from plait_kernels.linear.gemm_tuning import tuning_file
 from plait_kernels.moe import Fp8Experts, stack_fp8
 from plait_kernels.moe.fp8_experts import reference_parts
-from plait_kernels.nvrtc import can_compile
+from plait_kernels.nvrtc import no_compiler_reason
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu-fp8")]
 KINDS: dict[str, Callable[[Tensor], Fp8Weight]] = {"outputs": quantise_outputs, "blocks": quantise_blocks}
 TUNED = json.loads(tuning_file("NVIDIA H200").read_text())
-needs_nvrtc = pytest.mark.skipif(not can_compile(), reason="no cuda-bindings")
+needs_nvrtc = pytest.mark.skipif(no_compiler_reason() is not None, reason="no NVRTC")
 TOLERANCE = 2**-7
 """Two steps of bfloat16 in the largest value."""
 SHAPES = [(384, 1408), (320, 1408), (4096, 4096), (2048, 10_944), (6144, 4096), (16, 16)]

@@ -18,7 +18,7 @@ from plait_kernels.moe import Int4Experts, stack_int4
 from plait_kernels.moe.grouped_gemm_triton import Tile as GroupedTile
 from plait_kernels.moe.int4_experts import reference_parts
 from plait_kernels.moe.int4_grouped_gemm_triton import expert_parts
-from plait_kernels.nvrtc import can_compile
+from plait_kernels.nvrtc import no_compiler_reason
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu-int4")]
@@ -128,7 +128,7 @@ CUDA_TILES = [
 ]
 
 
-@pytest.mark.skipif(not can_compile(), reason="no cuda-bindings")
+@pytest.mark.skipif(no_compiler_reason() is not None, reason="no NVRTC")
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "MXFP4"])
 @pytest.mark.parametrize("tile", CUDA_TILES, ids=str)
 def test_each_cuda_tile_gives_the_same_sums_each_time(tile: CudaTile, form: str) -> None:
@@ -229,7 +229,7 @@ def test_experts_multiply_by_every_tile(rows: int) -> None:
     assert off_by(given, reference_parts(x_TH, experts.gate_up_EJH, experts.down_EHI, chosen_TK)) < 2**-6
 
 
-@pytest.mark.skipif(not can_compile(), reason="no cuda-bindings")
+@pytest.mark.skipif(no_compiler_reason() is not None, reason="no NVRTC")
 def test_gemms_that_follow_one_another_leave_nothing() -> None:
     """Each begins while the one before it ends, and both leave sums in the same place."""
     weights = [made((1040, 1280), "AWQ") for _ in range(4)]
