@@ -15,6 +15,7 @@
 
 constexpr bool SCALES_SUMS = ROWS <= 64 && SCALES == 1;
 constexpr int REGISTERS = ROWS == 256 && WARPGROUPS > 1 ? 216 : 0;  // of a thread that multiplies; 0: as all have
+static_assert(!REGISTERS || (WARPGROUPS == 2 && BLOCKS == 1), "a multiprocessor has no more registers to move");
 constexpr int CONSUMERS = WARPGROUPS * 128;
 constexpr int THREADS = CONSUMERS + (REGISTERS ? 128 : 32);  // registers are moved between whole warpgroups
 constexpr int OUTPUTS = WARPGROUPS * 64;
