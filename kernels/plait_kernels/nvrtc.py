@@ -132,13 +132,14 @@ def compile_kernels(
     """
     from cuda.bindings import driver
 
-    torch.cuda.current_stream(device).synchronize()  # makes the device's context current
     capability = torch.cuda.get_device_capability(device)
     image = compile_source(source.read_bytes(), source.name, defines, capability, sorted(source.parent.glob("*.cuh")))
-    (module,) = check(driver.cuModuleLoadData(image))
-    most = max_shared_bytes(device)
-    functions = {name: check(driver.cuModuleGetFunction(module, name.encode()))[0] for name in names}
-    return {name: Kernel(function, most - _static_bytes(function)) for name, function in functions.items()}
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().synchronize()  # makes the device's context current, in any thread
+        most = max_shared_bytes(device)
+        (module,) = check(driver.cuModuleLoadData(image))
+        functions = {name: check(driver.cuModuleGetFunction(module, name.encode()))[0] for name in names}
+        return {name: Kernel(function, most - _static_bytes(function)) for name, function in functions.items()}
 
 
 @functools.cache

@@ -131,12 +131,10 @@ def compile_for(weight: Fp8Weight, tiles: Iterable[object]) -> None:
         (form, tile) for tile in tiles if isinstance(tile, Fp8RowTile | Fp8WgmmaTile) for form in forms_of(weight, tile)
     }
 
-    def make(form: Form, tile: Fp8CudaTile) -> None:
-        with torch.cuda.device(device):
-            _kernel_of(form, tile, device)
-
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda each: make(*each), sorted(wanted, key=str)))
+        begun = [pool.submit(_kernel_of, form, tile, device) for form, tile in wanted]
+    for each in begun:
+        each.result()
 
 
 def forms_of(weight: Fp8Weight, tile: Fp8CudaTile) -> list[Form]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -77,12 +78,12 @@ def int4_gemm(x_NI: Tensor, weight: Int4Weight, tile: CudaTile, out_NO: Tensor) 
 
 
 def compile_for(weight: Int4Weight, tiles: Iterable[object]) -> None:
-    """The kernels that ``int4_gemm`` needs for these tiles."""
-    for tile in set(tiles):
-        if isinstance(tile, CudaTile):
-            _kernel_of(weight, tile)
-        if isinstance(tile, WgmmaTile):
-            _left(weight.codes.device)
+    """The kernels that ``int4_gemm`` needs for these tiles, several at a time."""
+    wanted = {tile for tile in tiles if isinstance(tile, CudaTile)}
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda tile: _kernel_of(weight, tile), wanted))
+    if any(isinstance(tile, WgmmaTile) for tile in wanted):
+        _left(weight.codes.device)
 
 
 def defines_of(weight: Int4Weight, tile: CudaTile) -> tuple[str, ...]:
