@@ -9,7 +9,8 @@ from plait_kernels.linear import Tile, fp8_tiles, gemm_tuning, tiles_for, tuning
 from plait_kernels.linear.fp8_gemm_cuda import Form, gemm_launch, row_launch
 from plait_kernels.linear.fp8_tiles import Fp8RowTile
 from plait_kernels.linear.gemm_tuning import int4_tiles_of
-from plait_kernels.linear.int4 import INTEGER, pack_int4
+from plait_kernels.linear.int4 import INTEGER, Int4Weight, pack_int4, stored_shape
+from plait_kernels.linear.int4_gemm_cuda import LEFT_FLAGS, LEFT_SUMS, defines_of, launch_of
 from plait_kernels.linear.int4_tiles import SkinnyTile, WgmmaTile, cuda_tiles_in
 
 HOPPER, BLACKWELL, ADA = (9, 0), (10, 0), (8, 9)
@@ -25,8 +26,8 @@ ENTRIES = [
 TRITON_ENTRIES = [entry for entry in ENTRIES if not entry[1].startswith("cuda")]
 CUDA_ENTRIES = [entry for entry in ENTRIES if entry[1].startswith("cuda int4")]
 FP8_ENTRIES = [entry for entry in ENTRIES if entry[1].startswith("cuda fp8")]
-MOST_SHARED_BYTES = 227 << 10
-"""Of a block on a Hopper GPU."""
+MOST_SHARED_BYTES, MULTIPROCESSORS = 227 << 10, 132
+"""Of a block on a Hopper GPU, and of an H200."""
 
 
 @pytest.mark.parametrize(("table", "shape", "most_rows", "numbers"), TRITON_ENTRIES)
@@ -36,12 +37,32 @@ def test_tiles_take_their_matrices(table: str, shape: str, most_rows: str, numbe
     assert Tile(*numbers).fits_matrix(num_outputs, num_inputs), table
 
 
-def test_cuda_tiles_serve_every_number_of_rows_they_stand_for() -> None:
-    for _, _, most_rows, numbers in CUDA_ENTRIES:
-        tile = cuda_tiles_in({most_rows: numbers})[int(most_rows)]
-        assert isinstance(tile, SkinnyTile | WgmmaTile)
-        assert not isinstance(tile, SkinnyTile) or int(most_rows) <= 8
-        assert not isinstance(tile, WgmmaTile) or tile.splits <= 8
+def int4_form(shape: str, group_size: int, scale_dtype: torch.dtype) -> Int4Weight:
+    """A matrix without memory."""
+    num_outputs, num_inputs = map(int, shape.rpartition(" ")[2].split("x"))
+    codes = torch.empty(stored_shape(num_outputs, num_inputs), dtype=torch.int16, device="meta")
+    scale = torch.empty(num_inputs // group_size, num_outputs, dtype=scale_dtype, device="meta")
+    return Int4Weight(codes, scale, None, num_inputs, group_size)
+
+
+@pytest.mark.parametrize(("table", "shape", "most_rows", "numbers"), CUDA_ENTRIES)
+@pytest.mark.parametrize(("group_size", "scale_dtype"), [(128, torch.float16), (32, torch.float32)])
+def test_int4_cuda_tiles_serve_and_fit_the_rows_they_stand_for(
+    table: str, shape: str, most_rows: str, numbers: list[int], group_size: int, scale_dtype: torch.dtype
+) -> None:
+    weight, num_rows = int4_form(shape, group_size, scale_dtype), int(most_rows)
+    tile = cuda_tiles_in({most_rows: numbers})[num_rows]
+    assert isinstance(tile, SkinnyTile | WgmmaTile)
+    launch = launch_of(num_rows, weight, tile, MULTIPROCESSORS)
+    assert launch.shared_bytes <= MOST_SHARED_BYTES, table
+    if isinstance(tile, SkinnyTile):
+        assert num_rows <= 8
+        return
+    assert tile.splits <= 8
+    assert not {"SLOTS=0", "SLOTS=1"} & {*defines_of(weight, tile)}, "one is copied while another is read"
+    if tile.splits == 0:
+        assert launch.blocks <= MULTIPROCESSORS * LEFT_FLAGS
+        assert launch.blocks * tile.rows * tile.warpgroups * 64 <= MULTIPROCESSORS * LEFT_SUMS
 
 
 @pytest.mark.parametrize(("table", "shape", "most_rows", "numbers"), FP8_ENTRIES)
@@ -51,7 +72,7 @@ def test_fp8_cuda_tiles_serve_and_fit_the_rows_they_stand_for(
     num_outputs, num_inputs = map(int, shape.rpartition(" ")[2].split("x"))
     tile, num_rows = fp8_tiles.cuda_tiles_in({most_rows: numbers})[int(most_rows)], int(most_rows)
     if isinstance(tile, Fp8RowTile):
-        launch = row_launch((num_outputs, num_inputs), tile, 132)
+        launch = row_launch((num_outputs, num_inputs), tile, MULTIPROCESSORS)
     else:
         assert num_rows <= tile.rows
         assert tile.splits <= 8

@@ -72,11 +72,12 @@ def multiplied(folder: Path, x_NI: Tensor, weight: Int4Weight, tile: SkinnyTile 
     zero = weight.scale if weight.zero is None else weight.zero
     pointers = [each.data_ptr() for each in (x_NI, weight.codes, weight.scale, zero, out_NO)]
     numbers = [len(x_NI), *weight.shape, weight.codes.shape[0], out_NO.stride(0)]
-    library.run(
+    num_flags = library.run(
         (ctypes.c_int * len(launch))(*launch),
         (ctypes.c_void_p * len(pointers))(*pointers),
         (ctypes.c_longlong * len(numbers))(*numbers),
     )
+    assert num_flags == 0, "the next GEMM finds all flags down"
 
 
 CASES: list[tuple[tuple[int, int], int, torch.dtype, bool, SkinnyTile | WgmmaTile, int]] = [

@@ -21,6 +21,11 @@ constexpr int SCALE_BYTES = 0;
 constexpr int STAGE_BYTES = (X_BYTES + WEIGHT_BYTES + SCALE_BYTES + 1023) / 1024 * 1024;
 #include "wgmma_sums.cuh"
 
+// Rows of 128 bytes, of which 16 bytes each are where the tensor cores look for them: 8 rows are an atom.
+__device__ unsigned long long operand_at(unsigned address) {
+    return (unsigned long long)(address >> 4 & 0x3FFF) | 1ull << 16 | (unsigned long long)(1024 >> 4) << 32 | 1ull << 62;
+}
+
 // What the kernel is given of a matrix.
 struct Matrix {
     const unsigned char* weights;
@@ -107,6 +112,25 @@ __device__ void add_stage(float (&sums)[ROWS / 2], float (&own)[ROWS / 2], const
             sums[each] += own[each] * (scale[each / 2 % 2] * scales[each / 4 * 8 + threadIdx.x % 4 * 2 + each % 2]);
         else
             sums[each] += own[each];
+    }
+}
+
+// This block's share of the rows, of all blocks of the cluster in their order.
+__device__ void write_sums(unsigned short* out, long long out_stride, int num_rows, int num_outputs, int first_row,
+                           int first_output, unsigned kept) {
+    constexpr int FOURS = OUTPUTS / 4;
+    const int splits = cluster_size(), share = (ROWS + splits - 1) / splits;
+    const int first = blockIdx.x % splits * share, end = min(min(first + share, ROWS), num_rows - first_row);
+    for (int each = threadIdx.x; each < (end - first) * FOURS; each += THREADS) {
+        const int row = first + each / FOURS, own = each % FOURS * 4, output = first_output + own;
+        if (output >= num_outputs) continue;
+        float4 sums = make_float4(0, 0, 0, 0);
+        for (int other = 0; other < splits; ++other) {
+            const float4 more = sums_of(kept + (row * SUM_STRIDE + own) * 4, other);
+            sums.x += more.x, sums.y += more.y, sums.z += more.z, sums.w += more.w;
+        }
+        write_four(out + (first_row + row) * out_stride + output, bfloat16_pair(sums.x, sums.y),
+                   bfloat16_pair(sums.z, sums.w));
     }
 }
 

@@ -35,8 +35,8 @@ _SYSTEM_BYTES = 1024
 """Of shared memory, that CUDA takes for each block."""
 _MOVED_ROWS = 256
 """Of a tile that has registers moved to the warpgroups that multiply, from one that copies."""
-_LEFT_SUMS, _LEFT_FLAGS = 1 << 15, 8
-"""Of a multiprocessor's blocks."""
+LEFT_SUMS, LEFT_FLAGS = 1 << 15, 8
+"""Of a multiprocessor's blocks: floats, and integers."""
 
 
 class Left(NamedTuple):
@@ -146,8 +146,8 @@ def _compiled(name: str, defines: tuple[str, ...], device: torch.device) -> Kern
 def _left(device: torch.device) -> Left:
     """Made before any graph is captured."""
     number = _multiprocessors(device)
-    sums = torch.empty(number * _LEFT_SUMS, dtype=torch.float32, device=device)
-    return Left(sums, torch.zeros(number * _LEFT_FLAGS, dtype=torch.int32, device=device))
+    sums = torch.empty(number * LEFT_SUMS, dtype=torch.float32, device=device)
+    return Left(sums, torch.zeros(number * LEFT_FLAGS, dtype=torch.int32, device=device))
 
 
 @functools.cache

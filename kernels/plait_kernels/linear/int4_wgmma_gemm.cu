@@ -26,7 +26,7 @@ constexpr int ZERO_BYTES = SCALES * OUTPUTS;
 constexpr int CODES_AT = 2 * BOX_BYTES, SCALES_AT = CODES_AT + 2 * HALF_BYTES, ZEROS_AT = SCALES_AT + SCALE_BYTES;
 constexpr int SLOT_BYTES = (ZEROS_AT + ZERO_BYTES + 1023) / 1024 * 1024;  // a chunk
 constexpr int BARRIER_BYTES = 1024;
-constexpr int SUM_STRIDE = OUTPUTS + 4;  // floats of a row; the 4 spread rows over the banks
+#include "wgmma_sums.cuh"
 
 // The slots, one after the other, each with a barrier that says it is full and one that says it is empty.
 struct Ring {
@@ -248,15 +248,6 @@ __device__ void add_left(float (&sums)[ROWS / 2], const Work& work, float* left,
         }
 }
 
-__device__ void write_four(unsigned short* out, unsigned low, unsigned high) {
-    if (((unsigned long long)out & 7) == 0) {
-        *(uint2*)out = make_uint2(low, high);
-    } else {
-        out[0] = (unsigned short)low, out[1] = (unsigned short)(low >> 16);
-        out[2] = (unsigned short)high, out[3] = (unsigned short)(high >> 16);
-    }
-}
-
 // A thread has two rows of an output of each 8 x 8; four threads come to have the 16 outputs of a row.
 __device__ void write_sums(const float (&sums)[ROWS / 2], unsigned short* out, long long out_stride, int num_rows,
                            const Matrix& matrix, const Work& work) {
@@ -274,15 +265,6 @@ __device__ void write_sums(const float (&sums)[ROWS / 2], unsigned short* out, l
         const unsigned first = place == 0 ? own : place == 2 ? more : other;
         const unsigned second = place == 1 ? more : place == 3 ? own : other;
         write_four(out + row * out_stride + output + place * 4, first, second);
-    }
-}
-
-__device__ void keep_sums(float* kept, const float (&sums)[ROWS / 2]) {
-    const int lane = threadIdx.x % 32, output = threadIdx.x / 32 * 16 + lane / 4;
-#pragma unroll
-    for (int each = 0; each < ROWS / 2; ++each) {
-        const int row = each / 4 * 8 + lane % 4 * 2 + each % 2;
-        kept[row * SUM_STRIDE + output + each / 2 % 2 * 8] = sums[each];
     }
 }
 

@@ -1,9 +1,12 @@
 // Runs a 4-bit GEMM (SOURCE, KERNEL) on the played GPU, for test_int4_cuda.py.
 #include SOURCE
 
+#include <algorithm>
+
 #include "run_grid.hpp"
 
-extern "C" void run(const int* launch, const void* const* tensors, const long long* numbers) {
+// The number of flags that are left set.
+extern "C" int run(const int* launch, const void* const* tensors, const long long* numbers) {
     const auto codes = (const uint4*)tensors[1];
     const auto scale = (const Scale*)tensors[2];
     const auto zero = (const unsigned char*)tensors[3];
@@ -16,10 +19,12 @@ extern "C" void run(const int* launch, const void* const* tensors, const long lo
     run_grid(launch, [&, rows = rows, outputs = outputs, inputs = inputs, chunks = chunks, out_stride = out_stride] {
         KERNEL(x, codes, scale, zero, out, rows, outputs, inputs, chunks, out_stride, left.data(), flags.data());
     });
+    return (int)std::count(flags.begin(), flags.end(), 1);
 #else
     const auto x = (const unsigned short*)tensors[0];
     run_grid(launch, [=, rows = rows, outputs = outputs, inputs = inputs, chunks = chunks, out_stride = out_stride] {
         KERNEL(x, codes, scale, zero, out, rows, outputs, inputs, chunks, out_stride);
     });
+    return 0;
 #endif
 }
