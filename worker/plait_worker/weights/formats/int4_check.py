@@ -5,7 +5,7 @@ Shapes: N rows, I inputs, O outputs; of experts H the hidden size, K a row's exp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,9 @@ from plait_proto import ExitCode
 from plait_worker.errors import WorkerError
 
 _ROWS = (1, 16, 64, 512)
-"""Each kind of GEMM: skinny ones, and de-quantised before."""
+"""Each kind of GEMM: skinny ones, and wide ones."""
+_MANY_ROWS = 2176
+"""For which a matrix is de-quantised before, whatever tiles it has."""
 _OUTPUTS = 256
 """Of the matrix that are compared."""
 _MAX_ERROR = 0.03
@@ -28,20 +30,20 @@ _checked: set[_Form] = set()
 
 def check_int4(weight: Int4Weight) -> None:
     """Once for each form of codes. Raises ``WorkerError`` if a GEMM is wrong on this GPU."""
-    _check_once(weight, "a matrix", lambda num_rows: _matrix_error(weight, num_rows))
+    _check_once(weight, "a matrix", (*_ROWS, _MANY_ROWS), lambda num_rows: _matrix_error(weight, num_rows))
 
 
 def check_int4_experts(experts: Int4Experts) -> None:
     """The same for a layer's experts."""
-    _check_once(experts.down_EHI, "experts", lambda num_rows: _experts_error(experts, num_rows))
+    _check_once(experts.down_EHI, "experts", _ROWS, lambda num_rows: _experts_error(experts, num_rows))
 
 
-def _check_once(weight: Int4Weight, what: str, error_of: Callable[[int], float]) -> None:
+def _check_once(weight: Int4Weight, what: str, rows: Sequence[int], error_of: Callable[[int], float]) -> None:
     form = weight.kind, weight.group_size, weight.zero is not None, weight.order_I is not None, what
     if form in _checked:
         return
     _checked.add(form)
-    for num_rows in _ROWS:
+    for num_rows in rows:
         if not (error := error_of(num_rows)) <= _MAX_ERROR:
             raise WorkerError(
                 ExitCode.HARDWARE,
@@ -52,11 +54,12 @@ def _check_once(weight: Int4Weight, what: str, error_of: Callable[[int], float])
 
 
 def _matrix_error(weight: Int4Weight, num_rows: int) -> float:
-    part = weight.rows(range(min(_OUTPUTS, weight.shape[0])))
-    assert part is not None
-    part = part.to(weight.codes.device)
-    x_NI = _drawn(num_rows, part.num_inputs, part.codes.device)
-    return _error(Int4Matrix([part], None)(x_NI), x_NI.float() @ part.dequantised().T)
+    """Of the whole matrix's kernels, which its shape chooses."""
+    compared = weight.rows(range(min(_OUTPUTS, weight.shape[0])))
+    assert compared is not None
+    x_NI = _drawn(num_rows, weight.num_inputs, weight.codes.device)
+    given_NO = Int4Matrix([weight], None)(x_NI)
+    return _error(given_NO[:, : compared.shape[0]], x_NI.float() @ compared.dequantised().T)
 
 
 def _experts_error(experts: Int4Experts, num_rows: int) -> float:
