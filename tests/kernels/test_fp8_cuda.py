@@ -5,12 +5,8 @@ What a GPU's instructions do is written down in ``played_gpu``, by the PTX manua
 
 from __future__ import annotations
 
-import ctypes
-import os
 import shutil
-import subprocess
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,12 +26,10 @@ from plait_kernels.linear.fp8_tiles import (
 )
 from plait_kernels.linear.gemm_tuning import fp8_tiles_of
 from plait_kernels.nvrtc import compile_source, no_compiler_reason
+from plait_testing.played_gpu import MULTIPROCESSORS, played, run
 from torch import Tensor
 
-PLAYED = Path(__file__).with_name("played_gpu")
 SOURCES = Path(fp8_gemm_cuda.__file__).parent
-MULTIPROCESSORS = 3
-"""Of the played GPU: fewer than blocks have work for."""
 TOLERANCE = 2**-8
 """A step of bfloat16 in the largest value."""
 KINDS: dict[str, Callable[[Tensor], Fp8Weight]] = {"outputs": quantise_outputs, "blocks": quantise_blocks}
@@ -53,28 +47,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for source in (*SOURCES.glob("fp8_*.cu"), SOURCES / "wgmma_sums.cuh"):
         shutil.copy(source, folder)
     return folder
-
-
-@cache
-def played(folder: Path, kernel: str, defines: tuple[str, ...]) -> ctypes.CDLL:
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    assert compiler is not None, "the kernels are built with a C++ compiler: sudo apt install build-essential"
-    library = folder / f"{kernel}-{len(list(folder.iterdir()))}.so"
-    flags = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", f"-I{PLAYED}", f"-I{folder}"]
-    names = [f"-D{define}" for define in defines]
-    subprocess.run([compiler, *flags, *names, str(PLAYED / f"{kernel}.cpp"), "-o", str(library)], check=True)
-    return ctypes.CDLL(str(library))
-
-
-def run(
-    library: ctypes.CDLL, launch: tuple[int, ...], tensors: list[Tensor], numbers: list[int], eps: float = 0
-) -> None:
-    library.run(
-        (ctypes.c_int * len(launch))(*launch),
-        (ctypes.c_void_p * len(tensors))(*(each.data_ptr() for each in tensors)),
-        (ctypes.c_longlong * len(numbers))(*numbers),
-        ctypes.c_double(eps),
-    )
 
 
 def multiplied(folder: Path, rows: Fp8Rows, weight: Fp8Weight, tile: Fp8WgmmaTile, out_NO: Tensor) -> None:

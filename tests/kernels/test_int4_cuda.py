@@ -5,12 +5,8 @@ What a GPU's instructions do is written down in ``played_gpu``, by the PTX manua
 
 from __future__ import annotations
 
-import ctypes
-import os
 import shutil
-import subprocess
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,12 +16,10 @@ from plait_kernels.linear.int4 import FLOAT, Int4Weight, pack_int4
 from plait_kernels.linear.int4_gemm_cuda import defines_of, launch_of
 from plait_kernels.linear.int4_tiles import Int4Tile, SkinnyTile, WgmmaTile, cuda_tiles_in, cuda_unsupported_reason
 from plait_kernels.nvrtc import compile_source, no_compiler_reason
+from plait_testing.played_gpu import MULTIPROCESSORS, played, run
 from torch import Tensor
 
-PLAYED = Path(__file__).with_name("played_gpu")
 SOURCES = Path(int4_gemm_cuda.__file__).parent
-MULTIPROCESSORS = 3
-"""Of the played GPU: fewer than blocks have work for."""
 TOLERANCE = 2**-8
 """A step of bfloat16 in the largest value."""
 
@@ -55,28 +49,13 @@ def made(
     return weight
 
 
-@cache
-def played(folder: Path, kernel: str, defines: tuple[str, ...]) -> ctypes.CDLL:
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    assert compiler is not None, "the kernels are built with a C++ compiler: sudo apt install build-essential"
-    library = folder / f"{kernel}-{len(list(folder.iterdir()))}.so"
-    flags = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", f"-I{PLAYED}", f"-I{folder}"]
-    names = [f'-DSOURCE="{kernel}.cu"', f"-DKERNEL={kernel}", *(f"-D{define}" for define in defines)]
-    subprocess.run([compiler, *flags, *names, str(PLAYED / "int4_gemm.cpp"), "-o", str(library)], check=True)
-    return ctypes.CDLL(str(library))
-
-
 def multiplied(folder: Path, x_NI: Tensor, weight: Int4Weight, tile: SkinnyTile | WgmmaTile, out_NO: Tensor) -> None:
-    library = played(folder, tile.kernel, defines_of(weight, tile))
+    defines = f'SOURCE="{tile.kernel}.cu"', f"KERNEL={tile.kernel}", *defines_of(weight, tile)
     launch = launch_of(len(x_NI), weight, tile, MULTIPROCESSORS)
     zero = weight.scale if weight.zero is None else weight.zero
-    pointers = [each.data_ptr() for each in (x_NI, weight.codes, weight.scale, zero, out_NO)]
     numbers = [len(x_NI), *weight.shape, weight.codes.shape[0], out_NO.stride(0)]
-    num_flags = library.run(
-        (ctypes.c_int * len(launch))(*launch),
-        (ctypes.c_void_p * len(pointers))(*pointers),
-        (ctypes.c_longlong * len(numbers))(*numbers),
-    )
+    library = played(folder, "int4_gemm", defines)
+    num_flags = run(library, launch, [x_NI, weight.codes, weight.scale, zero, out_NO], numbers)
     assert num_flags == 0, "the next GEMM finds all flags down"
 
 

@@ -130,6 +130,19 @@ def test_a_comment_goes_to_the_event_streams_that_have_begun_and_have_nothing_to
     asyncio.run(story())
 
 
+def test_a_server_that_is_to_write_no_comments_writes_none_when_asked_to_either(engine: InMemoryEngine) -> None:
+    async def story() -> None:
+        streams = Streams(engine, comment_seconds=None)
+        stream = streams.open(b"{}")
+        stream.takes_comments = True
+        streams.comment()
+        engine.send(record(stream.id, b"data: 1\n\n"))
+        streams.dispatch()
+        assert await stream.next() == Data(b"data: 1\n\n", False)
+
+    asyncio.run(story())
+
+
 def test_a_client_that_the_engine_finds_too_slow_reads_why(engine: InMemoryEngine) -> None:
     async def story() -> None:
         streams = Streams(engine)

@@ -7,34 +7,31 @@ Shapes: N rows, I inputs, O outputs.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from plait_kernels.linear.cuda_gemm import (
+    WARP,
+    WARPGROUP,
+    WARPGROUP_OUTPUTS,
+    Launch,
+    compile_all,
+    kernel,
+    num_multiprocessors,
+)
 from plait_kernels.linear.fp8 import GROUP, Fp8Rows, Fp8Weight
 from plait_kernels.linear.fp8_tiles import Fp8CudaTile, Fp8RowTile, Fp8WgmmaTile, can_gate
 from plait_kernels.linear.reference import RowNorm
-from plait_kernels.nvrtc import Kernel, compile_kernels
+from plait_kernels.nvrtc import Kernel
 
-_WARP, _TILE = 32, 16
-_WARPGROUP, _WARPGROUP_OUTPUTS = 128, 64
+_TILE = 16
+"""Outputs of one."""
 _ALIGNMENT = 1024
 """Of a stage in shared memory."""
-
-
-class Launch(NamedTuple):
-    """How a kernel is launched."""
-
-    blocks: int
-    threads: int
-    shared_bytes: int
-    cluster: int = 1
 
 
 class Form(NamedTuple):
@@ -108,7 +105,7 @@ def _row_gemm(
         out_1O = x_1I.new_empty(1, weight.shape[0] // (2 if is_gated else 1))
     residual_1I, norm_I, eps = (x_1I, x_1I, 0.0) if norm is None else norm
     _kernel_of(form, tile, x_1I.device)(
-        row_launch(weight.shape, tile, _multiprocessors(x_1I.device))[:3],
+        row_launch(weight.shape, tile, num_multiprocessors(x_1I.device))[:3],
         x_1I,
         residual_1I,
         norm_I,
@@ -130,11 +127,7 @@ def compile_for(weight: Fp8Weight, tiles: Iterable[object]) -> None:
     wanted = {
         (form, tile) for tile in tiles if isinstance(tile, Fp8RowTile | Fp8WgmmaTile) for form in forms_of(weight, tile)
     }
-
-    with ThreadPoolExecutor() as pool:
-        begun = [pool.submit(_kernel_of, form, tile, device) for form, tile in wanted]
-    for each in begun:
-        each.result()
+    compile_all(lambda each: _kernel_of(*each, device), wanted)
 
 
 def forms_of(weight: Fp8Weight, tile: Fp8CudaTile) -> list[Form]:
@@ -153,12 +146,12 @@ def row_launch(shape: tuple[int, int], tile: Fp8RowTile, multiprocessors: int) -
     ring = tile.warps * tile.ahead * outputs * GROUP
     floats = chunks + tile.warps + 2 * tile.warps * outputs
     steps = math.ceil(num_outputs / outputs)
-    return Launch(min(steps, multiprocessors), _WARP * tile.warps, ring + chunks * GROUP * 2 + floats * 4)
+    return Launch(min(steps, multiprocessors), WARP * tile.warps, ring + chunks * GROUP * 2 + floats * 4)
 
 
 def gemm_launch(num_rows: int, shape: tuple[int, int], form: Form, tile: Fp8WgmmaTile) -> Launch:
     """The same for so many rows."""
-    (num_outputs, num_inputs), outputs = shape, _WARPGROUP_OUTPUTS * tile.warpgroups
+    (num_outputs, num_inputs), outputs = shape, WARPGROUP_OUTPUTS * tile.warpgroups
     scales = 4 * tile.rows
     stage = (tile.rows + outputs) * GROUP + (scales if form.has_blocks else 0)
     stages = tile.stages * math.ceil(stage / _ALIGNMENT) * _ALIGNMENT
@@ -166,7 +159,7 @@ def gemm_launch(num_rows: int, shape: tuple[int, int], form: Form, tile: Fp8Wgmm
     panels = math.ceil(num_rows / tile.rows) * math.ceil(num_outputs / outputs)
     splits = min(tile.splits, math.ceil(num_inputs / GROUP))
     shared_bytes = max(stages + scales, sums) + _ALIGNMENT
-    return Launch(panels * splits, _WARPGROUP * tile.warpgroups, shared_bytes, splits)
+    return Launch(panels * splits, WARPGROUP * tile.warpgroups, shared_bytes, splits)
 
 
 def defines_of(form: Form, tile: Fp8CudaTile) -> tuple[str, ...]:
@@ -175,14 +168,4 @@ def defines_of(form: Form, tile: Fp8CudaTile) -> tuple[str, ...]:
 
 
 def _kernel_of(form: Form, tile: Fp8CudaTile, device: torch.device) -> Kernel:
-    return _compiled(type(tile).kernel, defines_of(form, tile), device)
-
-
-@functools.cache
-def _compiled(name: str, defines: tuple[str, ...], device: torch.device) -> Kernel:
-    return compile_kernels(Path(__file__).with_name(f"{name}.cu"), (name,), defines, device)[name]
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return kernel(type(tile).kernel, defines_of(form, tile), device)

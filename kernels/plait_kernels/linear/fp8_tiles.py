@@ -12,12 +12,10 @@ from typing import ClassVar
 
 import torch
 
+from plait_kernels.linear import cuda_gemm
 from plait_kernels.linear.fp8 import Fp8Weight
 from plait_kernels.linear.gemm_tuning import Tile, fp8_key, fp8_tiles_of, tuning_table
-from plait_kernels.nvrtc import no_compiler_reason
 
-CUDA_CAPABILITY = 9, 0
-"""Of the GPUs that have wgmma."""
 CUDA_MAX_ROWS = 1, 8, 16, 32, 64
 """The numbers of rows that are measured; a tile serves up to so many, and one row has a kernel of its own."""
 
@@ -87,10 +85,7 @@ def _measured(weight: Fp8Weight) -> dict[int, Fp8CudaTile]:
 
 def cuda_unsupported_reason(weight: Fp8Weight) -> str | None:
     """Why a matrix is not multiplied by the CUDA kernels; None if it is."""
-    device = weight.stored_OI.device
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != CUDA_CAPABILITY:
-        return "it is not on a Hopper GPU"
-    return no_compiler_reason()
+    return cuda_gemm.unsupported_reason(weight.stored_OI.device)
 
 
 def cuda_key(weight: Fp8Weight) -> str:

@@ -10,23 +10,29 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from plait_kernels.linear.cuda_gemm import (
+    WARP,
+    WARPGROUP,
+    WARPGROUP_OUTPUTS,
+    Launch,
+    compile_all,
+    kernel,
+    num_multiprocessors,
+)
 from plait_kernels.linear.int4 import CHUNK, LEAST_GROUP, MULTIPLE, Int4Weight
 from plait_kernels.linear.int4_tiles import CudaTile, SkinnyTile, WgmmaTile
-from plait_kernels.nvrtc import Kernel, compile_kernels
+from plait_kernels.nvrtc import Kernel
 from plait_kernels.tensor_map import row_map
 
 _SCALE_KINDS = torch.float16, torch.bfloat16, torch.float32
 _CHUNK_BYTES = 2 * CHUNK
 """Of a row."""
-_WARP, _WARPGROUP, _WARPGROUP_OUTPUTS = 32, 128, 64
 _ALIGNMENT = 1024
 """Of a slot in shared memory, and bytes before the first one."""
 _SHARED_BYTES, _BLOCK_BYTES = 228 << 10, 227 << 10
@@ -47,18 +53,9 @@ class Left(NamedTuple):
     """0 between GEMMs."""
 
 
-class Launch(NamedTuple):
-    """How a kernel is launched."""
-
-    blocks: int
-    threads: int
-    shared_bytes: int
-    cluster: int = 1
-
-
 def int4_gemm(x_NI: Tensor, weight: Int4Weight, tile: CudaTile, out_NO: Tensor) -> Tensor:
     """See ``plait_kernels.linear.int4_gemm``."""
-    launch = launch_of(len(x_NI), weight, tile, _multiprocessors(out_NO.device))
+    launch = launch_of(len(x_NI), weight, tile, num_multiprocessors(out_NO.device))
     _kernel_of(weight, tile)(
         launch[:3],
         row_map(x_NI, tile.rows) if isinstance(tile, WgmmaTile) else x_NI,
@@ -80,8 +77,7 @@ def int4_gemm(x_NI: Tensor, weight: Int4Weight, tile: CudaTile, out_NO: Tensor) 
 def compile_for(weight: Int4Weight, tiles: Iterable[object]) -> None:
     """The kernels that ``int4_gemm`` needs for these tiles, several at a time."""
     wanted = {tile for tile in tiles if isinstance(tile, CudaTile)}
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda tile: _kernel_of(weight, tile), wanted))
+    compile_all(lambda tile: _kernel_of(weight, tile), wanted)
     if any(isinstance(tile, WgmmaTile) for tile in wanted):
         _left(weight.codes.device)
 
@@ -102,10 +98,10 @@ def launch_of(num_rows: int, weight: Int4Weight, tile: CudaTile, multiprocessors
     tiles, chunks = math.ceil(num_rows / tile.rows) * math.ceil(weight.shape[0] / _outputs(tile)), weight.codes.shape[0]
     cluster = min(tile.splits, chunks)
     blocks = tiles * cluster or min(multiprocessors * tile.blocks, tiles * chunks)
-    copying = _WARPGROUP if tile.rows == _MOVED_ROWS and tile.warpgroups > 1 else _WARP
+    copying = WARPGROUP if tile.rows == _MOVED_ROWS and tile.warpgroups > 1 else WARP
     slots, sums = _slots(weight, tile) * _slot_bytes(weight, tile), tile.rows * (_outputs(tile) + 4) * 4
     shared_bytes = 2 * _ALIGNMENT + max(slots, sums)
-    return Launch(blocks, _WARPGROUP * tile.warpgroups + copying, shared_bytes, max(1, cluster))
+    return Launch(blocks, WARPGROUP * tile.warpgroups + copying, shared_bytes, max(1, cluster))
 
 
 def _skinny_launch(num_rows: int, weight: Int4Weight, tile: SkinnyTile, multiprocessors: int) -> Launch:
@@ -113,7 +109,7 @@ def _skinny_launch(num_rows: int, weight: Int4Weight, tile: SkinnyTile, multipro
     shared_bytes = sums + num_rows * (weight.codes.shape[0] * _CHUNK_BYTES + 16)
     resident = max(1, min(tile.blocks, _SHARED_BYTES // (shared_bytes + _SYSTEM_BYTES)))
     steps = math.ceil(weight.shape[0] / (MULTIPLE * tile.tiles))
-    return Launch(min(steps, multiprocessors * resident), _WARP * tile.warps, shared_bytes)
+    return Launch(min(steps, multiprocessors * resident), WARP * tile.warps, shared_bytes)
 
 
 def _slots(weight: Int4Weight, tile: WgmmaTile) -> int:
@@ -130,26 +126,16 @@ def _slot_bytes(weight: Int4Weight, tile: WgmmaTile) -> int:
 
 
 def _outputs(tile: WgmmaTile) -> int:
-    return _WARPGROUP_OUTPUTS * tile.warpgroups
+    return WARPGROUP_OUTPUTS * tile.warpgroups
 
 
 def _kernel_of(weight: Int4Weight, tile: CudaTile) -> Kernel:
-    return _compiled(type(tile).kernel, defines_of(weight, tile), weight.codes.device)
-
-
-@functools.cache
-def _compiled(name: str, defines: tuple[str, ...], device: torch.device) -> Kernel:
-    return compile_kernels(Path(__file__).with_name(f"{name}.cu"), (name,), defines, device)[name]
+    return kernel(type(tile).kernel, defines_of(weight, tile), weight.codes.device)
 
 
 @functools.cache
 def _left(device: torch.device) -> Left:
     """Made before any graph is captured."""
-    number = _multiprocessors(device)
+    number = num_multiprocessors(device)
     sums = torch.empty(number * LEFT_SUMS, dtype=torch.float32, device=device)
     return Left(sums, torch.zeros(number * LEFT_FLAGS, dtype=torch.int32, device=device))
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count

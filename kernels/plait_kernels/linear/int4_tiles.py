@@ -12,12 +12,10 @@ from typing import ClassVar
 
 import torch
 
+from plait_kernels.linear import cuda_gemm
 from plait_kernels.linear.gemm_tuning import Tile, int4_tiles_of, tuning_table
 from plait_kernels.linear.int4 import FLOAT, Int4Weight
-from plait_kernels.nvrtc import no_compiler_reason
 
-CUDA_CAPABILITY = 9, 0
-"""Of the GPUs that have wgmma."""
 CUDA_MAX_ROWS = 1, 8, 16, 32, 64, 128, 256, 512, 2048
 """The numbers of rows that are measured; a tile serves up to so many."""
 _SKINNY_NUMBERS = 4
@@ -81,12 +79,9 @@ def tiles_of(weight: Int4Weight) -> dict[int, Int4Tile]:
 
 def cuda_unsupported_reason(weight: Int4Weight) -> str | None:
     """Why a matrix is not multiplied by the CUDA kernels; None if it is."""
-    device = weight.codes.device
     if weight.kind == FLOAT:
         return "its codes are floats"
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != CUDA_CAPABILITY:
-        return "it is not on a Hopper GPU"
-    return no_compiler_reason()
+    return cuda_gemm.unsupported_reason(weight.codes.device)
 
 
 def cuda_key(weight: Int4Weight) -> str:

@@ -24,10 +24,11 @@ from typing import Any
 
 import httpx
 import msgspec
-from plait.bench.result_file import Row, commit, machine, versions
+from plait.bench.result_file import Row
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bench.faults.fault_rows import write_record
 from plait_testing.running_server import start_server
 
 MODEL = Path(__file__).parents[2] / "models" / "recall-gqa"
@@ -137,18 +138,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
     parser.add_argument("--note")
     args = parser.parse_args()
-    document = {
-        "commit": commit(),
-        "command": f"tests/bench/http/embeddings.py --rounds {args.rounds} --seconds {args.seconds}",
-        "machine": machine(),
-        "versions": versions(("plait", "uvloop", "httptools", "msgspec")),
-        **({"note": args.note} if args.note else {}),
-        "rows": msgspec.to_builtins(measured(args)),
-    }
-    text = json.dumps(document, indent=1) + "\n"
-    print(text)
-    if args.out:
-        args.out.write_text(text)
+    rows = msgspec.to_builtins(measured(args))
+    print(json.dumps(rows, indent=1))
+    command = f"tests/bench/http/embeddings.py --rounds {args.rounds} --seconds {args.seconds}"
+    write_record(args.out, rows, command=command, **({"note": args.note} if args.note else {}))
 
 
 if __name__ == "__main__":

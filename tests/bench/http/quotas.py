@@ -23,10 +23,11 @@ from pathlib import Path
 
 import httpx
 import msgspec
-from plait.bench.result_file import Row, commit, machine, versions
+from plait.bench.result_file import Row
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bench.faults.fault_rows import write_record
 from plait_testing.running_server import start_server
 
 MODEL = Path(__file__).parents[2] / "models" / "recall-gqa"
@@ -136,19 +137,11 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.05, help="seconds between two requests of each hammer")
     parser.add_argument("--note")
     args = parser.parse_args()
-    document = {
-        "commit": commit(),
-        "command": f"tests/bench/http/quotas.py --rounds {args.rounds} --seconds {args.seconds} --rate {args.rate}"
-        f" --pause {args.pause}",
-        "machine": machine(),
-        "versions": versions(("plait", "uvloop", "httptools", "msgspec")),
-        **({"note": args.note} if args.note else {}),
-        "rows": msgspec.to_builtins(measured(args)),
-    }
-    text = json.dumps(document, indent=1) + "\n"
-    print(text)
-    if args.out:
-        args.out.write_text(text)
+    rows = msgspec.to_builtins(measured(args))
+    print(json.dumps(rows, indent=1))
+    flags = f"--rounds {args.rounds} --seconds {args.seconds} --rate {args.rate} --pause {args.pause}"
+    command = f"tests/bench/http/quotas.py {flags}"
+    write_record(args.out, rows, command=command, **({"note": args.note} if args.note else {}))
 
 
 if __name__ == "__main__":

@@ -299,7 +299,12 @@ class Streams:
             on_used(used)
 
     def comment(self) -> None:
-        """Write a comment to every event stream that has begun, so that nobody takes the connection for dead."""
+        """Write a comment to every event stream that has begun, so that nobody takes the connection for dead.
+
+        Nothing is written without ``comment_seconds``.
+        """
+        if self.comment_seconds is None:
+            return
         for stream in self._open.values():
             stream.comment()
         if self._sockets is not None:
