@@ -1,17 +1,21 @@
 """A shape's loads through vLLM's server, and Plait's rates over vLLM's on the same GPU: one JSON.
 
-    python tests/bench/gpu/serve_load.py --shape qwen3-8b --out OURS -- --quantization fp8
-    python tests/bench/gpu/beside_vllm.py --shape qwen3-8b --peer FOLDER --ours OURS --out FILE -- --quantization fp8
+    python tests/bench/gpu/serve_load.py --shape qwen3-8b-fp8 --out OURS -- --quantization fp8
+    python tests/bench/gpu/beside_vllm.py --shape qwen3-8b-fp8 --peer FOLDER --ours OURS --out OUT -- --quantization fp8
 
 `--peer` is a folder with vLLM and what it needs, a path for Python's modules; it must not be Plait's. vLLM gets random
 weights (a checkpoint that is written first with `--checkpoint`), no prefix cache, four API servers, with which its
 figures are best, and the loads of `serve_load.py` by `plait bench serve`. Plait's figures are those that
 `serve_load.py` wrote on the same machine in the same hour; `--theirs FILE` compares with what was measured before.
+Several of these may start their servers at once, each on a `--port` of its own: with one `--turns FILE` one at a time
+runs its loads. Then the cache's bytes are to be given (`--kv-cache-memory-bytes`), which vLLM else takes from
+what the others leave.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import re
@@ -35,7 +39,6 @@ from bench.gpu.model_shapes import write_shape
 from bench.gpu.seeded_checkpoint import write_checkpoint
 from bench.gpu.serve_load import BENCH_SECONDS, LIBRARIES, METRICS
 
-PORT = 8123
 PEER_FLAGS = (
     *("--max-model-len", "16384", "--max-num-batched-tokens", "8192", "--max-num-seqs", "1024"),
     *("--no-enable-prefix-caching", "--gpu-memory-utilization", "0.85", "--api-server-count", "4"),
@@ -47,19 +50,30 @@ Row = dict[str, Any]
 
 
 @contextmanager
-def vllm_server(model: Path, flags: Sequence[str], logs: Path, peer: Path) -> Iterator[str]:
+def vllm_server(model: Path, port: int, flags: Sequence[str], logs: Path, peer: Path) -> Iterator[str]:
     """The address of vLLM's server."""
-    words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", f"{model}", "--port", f"{PORT}"]
+    words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", f"{model}", "--port", f"{port}"]
     # It compiles flashinfer's kernels, which Plait's environment may forbid.
     kept = {name: value for name, value in os.environ.items() if name != "FLASHINFER_DISABLE_JIT"}
     environment = kept | {"PYTHONPATH": f"{peer}", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     with (logs / "vllm.log").open("w") as log:
         process = subprocess.Popen([*words, *PEER_FLAGS, *flags], env=environment, stdout=log, stderr=log)
     try:
-        yield _ready(process, f"http://127.0.0.1:{PORT}", logs / "vllm.log")
+        yield _ready(process, f"http://127.0.0.1:{port}", logs / "vllm.log")
     finally:
         process.terminate()
         process.wait(60)
+
+
+@contextmanager
+def turn(file: Path | None) -> Iterator[None]:
+    """While no other that was given the same file has its turn."""
+    if file is None:
+        yield
+        return
+    with file.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def _ready(process: subprocess.Popen[bytes], url: str, log: Path) -> str:
@@ -135,6 +149,8 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--theirs", type=Path, help="what this wrote of vLLM; nothing runs then")
     parser.add_argument("--only", default=r"^\d+/\d+ @ \d+$", help="regular expression: loads whose names match")
     parser.add_argument("--checkpoint", type=Path, help="folder in memory for a checkpoint to serve")
+    parser.add_argument("--port", type=int, default=8123, help="of vLLM's server")
+    parser.add_argument("--turns", type=Path, help="file of those that run at once, of which one measures at a time")
     parser.add_argument("--logs", type=Path, help="new folder for the servers' lines")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("flags", nargs="*", help="further flags of vLLM, behind --")
@@ -153,7 +169,8 @@ def measured(options: argparse.Namespace) -> list[Row]:
         if options.checkpoint and not any(model.glob("*.index.json")):
             write_checkpoint(model)
         weights = () if options.checkpoint else ("--load-format", "dummy")
-        with vllm_server(model, [*options.flags, *weights], logs, options.peer) as url:
+        server = vllm_server(model, options.port, [*options.flags, *weights], logs, options.peer)
+        with server as url, turn(options.turns):
             return list(load_all(url, cases, logs))
 
 

@@ -138,6 +138,13 @@ QWEN3_8B = (
         goals=(Goal("itl_p99", 0.035), Goal("itl_max", 0.06), Goal("ttft_p50", 0.38)),
     ),
 )
+QWEN3_8B_FP8 = (
+    closed(1, (128, 128), 16, 390),
+    closed(64, (128, 128), 384, 14_000),
+    closed(256, (128, 128), 1024, 24_000),
+    closed(256, (1024, 128), 512, 6_300),
+    closed(32, (8192, 256), 64, 1_150),
+)
 QWEN3_8B_MIXING = (*mixing(), *mixing("--no-mixed"))
 V2_LITE = (
     closed(1, (128, 128), 16, 450),
@@ -147,6 +154,13 @@ V2_LITE = (
     closed(32, (8192, 256), 64, 1_410),
     LoadCase((1024, 128), 512, streams=256, serve_flags=TARGET, goals=(Goal("itl_max", 0.06),)),
     LoadCase((8192, 256), 64, streams=32, serve_flags=TARGET, goals=(Goal("itl_max", 0.06),)),
+)
+V2_LITE_FP8 = (
+    closed(1, (128, 128), 16, 560),
+    closed(64, (128, 128), 384, 10_500),
+    closed(256, (128, 128), 1024, 26_000),
+    closed(256, (1024, 128), 768, 11_000),
+    closed(32, (8192, 256), 64, 1_900),
 )
 FEW_STREAMS = LoadCase((16, 8), 6, streams=2)
 TINY = (
@@ -201,9 +215,11 @@ class Loaded:
 
 LOADED = {
     "qwen3-8b": Loaded("qwen3-8b", QWEN3_8B),
+    "qwen3-8b-fp8": Loaded("qwen3-8b", QWEN3_8B_FP8),
     "qwen3-8b-awq": Loaded("qwen3-8b-awq", QWEN3_8B_AWQ),
     "qwen3-8b-mixing": Loaded("qwen3-8b", QWEN3_8B_MIXING),
     "v2-lite": Loaded("deepseek-v2-lite", V2_LITE),
+    "v2-lite-fp8": Loaded("deepseek-v2-lite", V2_LITE_FP8),
     "qwen3-8b-tp2": Loaded("qwen3-8b", QWEN3_8B_TP2, num_gpus=2),
     "v2-lite-tp2": Loaded("deepseek-v2-lite", V2_LITE_TP2, num_gpus=2),
     "v2-lite-dp2": Loaded("deepseek-v2-lite", V2_LITE_DP2, num_gpus=2),

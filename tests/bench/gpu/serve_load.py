@@ -7,7 +7,7 @@ weights and without a prefix cache, at last the streams that it kept, by a plain
 where no request failed, the client was never late and the streams were right. `--shape tiny` is a dry run on a CPU.
 The weights are drawn by the server, or read from a checkpoint that is written to `--checkpoint`, on a file system in
 memory. How long each server took to be ready, and what it spent that on, is among the rows. Shapes that end in `tp2`
-or `dp2` have the goals of two GPUs: `-- --tp 2`, `-- --dp 2 --dp-attention`.
+or `dp2` have the goals of two GPUs: `-- --tp 2`, `-- --dp 2 --dp-attention`; in `fp8` of `-- --quantization fp8`.
 """
 
 from __future__ import annotations
