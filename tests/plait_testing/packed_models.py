@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import shutil
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ QUANTISED = re.compile(r"\.(\w+_proj|w[123]|kv_a_proj_with_mqa)\.weight$")
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The output in each of a word's places, the lowest first."""
 
-NVFP4_WHOLE = 2.0**-12
-"""By which the scales of a matrix of NVFP4 are multiplied."""
+_NVFP4_LARGEST = 448.0
+"""Scale of a group, as e4m3."""
 _DOUBLED = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
 """Twice the values of e2m1, by their bits."""
 
@@ -108,13 +109,19 @@ def _quantise_mxfp4(weight_OI: Tensor) -> Quantised:
 def _quantise_nvfp4(weight_OI: Tensor) -> Quantised:
     """As MXFP4; the matrix's scale is a power of two, so that products are exact in float32."""
     runs = weight_OI.double().unflatten(1, (-1, 16))
-    most = torch.finfo(torch.float8_e4m3fn).max  # beyond it some versions of torch write NaN
-    stored = (runs.abs().amax(2) / 6 / NVFP4_WHOLE).clamp(max=most).to(torch.float8_e4m3fn).double()
-    scale_OG = stored.clamp(min=2.0**-9) * NVFP4_WHOLE / 2
+    needed_OG = runs.abs().amax(2) / 6
+    whole = _nvfp4_whole(needed_OG)
+    stored = (needed_OG / whole).to(torch.float8_e4m3fn).double()
+    scale_OG = stored.clamp(min=2.0**-9) * whole / 2
     doubled = runs / scale_OG[..., None]
     nearest = _DOUBLED[(doubled[..., None] - _DOUBLED).abs().argmin(-1)].flatten(1)
     group_I = torch.arange(weight_OI.shape[1]) // 16
     return Quantised(nearest + 16, torch.full(scale_OG.shape, 16), scale_OG, group_I)
+
+
+def _nvfp4_whole(scale_OG: Tensor) -> float:
+    """By which a matrix's scales are multiplied, so that the largest is one of e4m3."""
+    return 2.0 ** math.ceil(math.log2(max(float(scale_OG.max()), 1e-30) / _NVFP4_LARGEST))
 
 
 def pack(values: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
@@ -155,12 +162,13 @@ def _floats(module: str, made: Quantised, form: Form) -> dict[str, Tensor]:
     if form.method == "mxfp4":
         exponent_OG = (made.scale_OG.log2() + 128).to(torch.uint8)
         return {f"{module}.weight_packed": bytes_OX, f"{module}.weight_scale": exponent_OG}
-    scale_OG = (made.scale_OG * 2 / NVFP4_WHOLE).to(torch.float8_e4m3fn)
+    whole = _nvfp4_whole(made.scale_OG * 2)
+    scale_OG = (made.scale_OG * 2 / whole).to(torch.float8_e4m3fn)
     if form.method == "modelopt":
-        whole = {f"{module}.weight_scale_2": torch.tensor(NVFP4_WHOLE), f"{module}.input_scale": torch.tensor(0.01)}
-        return {f"{module}.weight": bytes_OX, f"{module}.weight_scale": scale_OG, **whole}
-    whole = {f"{module}.weight_global_scale": torch.tensor([1 / NVFP4_WHOLE])}
-    return {f"{module}.weight_packed": bytes_OX, f"{module}.weight_scale": scale_OG, **whole}
+        wholes = {f"{module}.weight_scale_2": torch.tensor(whole), f"{module}.input_scale": torch.tensor(0.01)}
+        return {f"{module}.weight": bytes_OX, f"{module}.weight_scale": scale_OG, **wholes}
+    wholes = {f"{module}.weight_global_scale": torch.tensor([1 / whole])}
+    return {f"{module}.weight_packed": bytes_OX, f"{module}.weight_scale": scale_OG, **wholes}
 
 
 def _compressed(module: str, made: Quantised, form: Form) -> dict[str, Tensor]:

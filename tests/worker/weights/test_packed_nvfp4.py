@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from plait_testing.packed_models import FORMS, stated, write_packed
+from plait_testing.packed_models import FORMS, quantise, stated, write_packed
 from plait_worker.errors import ModelFilesError
 from plait_worker.models import loader
 from plait_worker.models.loader import load_model, open_checkpoint
@@ -61,6 +61,14 @@ def test_every_value_and_scale_is_read(dialect: str, tmp_path: Path) -> None:
     assert files.names == {"a.weight"}
     assert files.shape("a.weight") == (127, 16)
     assert torch.equal(files.read("a.weight"), exactly.float())
+
+
+@pytest.mark.parametrize("largest", [1e-3, 0.5, 20.0])
+def test_the_check_models_writer_loses_as_little_of_any_size(largest: float) -> None:
+    weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    weight *= largest / weight.abs().max()
+    error = (quantise(weight, FORMS["nvfp4"], 16).exactly() - weight).abs().max()
+    assert error < largest / 6
 
 
 @both_dialects
