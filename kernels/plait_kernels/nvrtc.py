@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 _HOPPER = 9, 0
 """Has instructions of its own, which an architecture's name allows with an "a" (wgmma)."""
-
+_NOTHING = b'extern "C" __global__ void nothing() {}'
 
 Argument = Tensor | ctypes.Structure | int | float
 
@@ -100,7 +100,23 @@ def _cluster_attribute(size: int) -> Any:
 @functools.cache
 def no_compiler_reason() -> str | None:
     """What to install before a kernel can be compiled; None if one can. The log says it, once in a process."""
-    reason = _missing()
+    return _told(_missing())
+
+
+@functools.cache
+def unusable_reason(device: torch.device) -> str | None:
+    """Why no kernel runs on a GPU, and what helps; None if one does. The log says it, once in a process."""
+    if (reason := no_compiler_reason()) is not None:
+        return reason
+    try:
+        image = compile_source(_NOTHING, "an empty kernel", (), torch.cuda.get_device_capability(device))
+        _load_on(device, image, "an empty kernel")
+    except (OSError, RuntimeError) as error:
+        return _told(str(error).partition("\n")[0])
+    return None
+
+
+def _told(reason: str | None) -> str | None:
     if reason is not None:
         _log.warning("kernels in CUDA C++ are not used, slower ones are: %s", reason)
     return reason
@@ -113,13 +129,13 @@ def _missing() -> str | None:
         compile_source(b"", "nothing.cu", (), _HOPPER)  # loads all of NVRTC's libraries
     except (ImportError, OSError, RuntimeError) as error:
         first_line = str(error).partition("\n")[0]
-        return f"needs NVRTC, the package {_nvrtc_package()}, which cuda-bindings cannot load: {first_line}"
+        major = int(version("cuda-bindings").partition(".")[0])
+        return f"needs NVRTC, the package {_nvrtc_package(major)}, which cuda-bindings cannot load: {first_line}"
     return None
 
 
-def _nvrtc_package() -> str:
-    """The one for this release of ``cuda-bindings``."""
-    major = int(version("cuda-bindings").partition(".")[0])
+def _nvrtc_package(major: int) -> str:
+    """The one for this release of CUDA, and so of ``cuda-bindings``."""
     return "nvidia-cuda-nvrtc" if major > 12 else f"nvidia-cuda-nvrtc-cu{major}"
 
 
@@ -128,18 +144,45 @@ def compile_kernels(
 ) -> dict[str, Kernel]:
     """The kernels of these names, ``extern "C"`` in the source, which may include the ``.cuh`` files beside it.
 
-    Raises ``CudaError`` if it does not compile.
+    Raises ``CudaError`` if it does not compile, or if the driver refuses it.
     """
     from cuda.bindings import driver
 
     capability = torch.cuda.get_device_capability(device)
     image = compile_source(source.read_bytes(), source.name, defines, capability, sorted(source.parent.glob("*.cuh")))
+    module, most = _load_on(device, image, source.name), max_shared_bytes(device)
     with torch.cuda.device(device):
-        torch.cuda.current_stream().synchronize()  # makes the device's context current, in any thread
-        most = max_shared_bytes(device)
-        (module,) = check(driver.cuModuleLoadData(image))
         functions = {name: check(driver.cuModuleGetFunction(module, name.encode()))[0] for name in names}
         return {name: Kernel(function, most - _static_bytes(function)) for name, function in functions.items()}
+
+
+def _load_on(device: torch.device, image: bytes, name: str) -> Any:
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().synchronize()  # makes the device's context current, in any thread
+        return load(image, name)
+
+
+def load(image: bytes, name: str) -> Any:
+    """The driver's module of machine code, in the current context. Raises ``CudaError`` with what helps."""
+    from cuda.bindings import driver
+
+    status, module = driver.cuModuleLoadData(image)
+    if int(status) != 0:
+        raise CudaError(f"{name}: the GPU's driver answered {status.name}; {_driver_advice()}")
+    return module
+
+
+def _driver_advice() -> str:
+    """A driver takes machine code of its own major version of CUDA and of those before."""
+    from cuda.bindings import driver, nvrtc
+
+    ours, theirs = check(nvrtc.nvrtcVersion()), check(driver.cuDriverGetVersion())[0]
+    major, minor = theirs // 1000, theirs % 1000 // 10
+    versions = "it is for CUDA {}.{}, and NVRTC is of CUDA {}.{}".format(major, minor, *ours)
+    if (major, minor) >= ours:
+        return f"{versions}: report this"
+    fitting = f"'cuda-bindings<{major + 1}' {_nvrtc_package(major)}"
+    return f"{versions}: install a newer driver, or pip install {fitting}"
 
 
 @functools.cache
@@ -165,10 +208,21 @@ def compile_source(
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = bytearray(check(nvrtc.nvrtcGetProgramLogSize(program))[0])
         nvrtc.nvrtcGetProgramLog(program, log)
-        raise CudaError(f"{name} does not compile: {log.decode(errors='replace')}")
+        raise CudaError(f"{name} {_why(log.decode(errors='replace').strip(), architecture)}")
     image = bytearray(check(nvrtc.nvrtcGetCUBINSize(program))[0])
     check(nvrtc.nvrtcGetCUBIN(program, image))
     return bytes(image)
+
+
+def _why(log: str, architecture: str) -> str:
+    """It does not compile."""
+    from cuda.bindings import nvrtc
+
+    if "--gpu-architecture" not in log:
+        return f"does not compile for {architecture}; report this: {log}"
+    major, minor = check(nvrtc.nvrtcVersion())
+    packages = f"cuda-bindings {_nvrtc_package(major)}"
+    return f"does not compile: NVRTC {major}.{minor} knows no {architecture}; pip install --upgrade {packages}"
 
 
 def _static_bytes(function: Any) -> int:

@@ -50,7 +50,7 @@ def test_experts_go_by_the_number_of_tokens() -> None:
 
 def test_sampling_goes_by_device_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plait_kernels.sampling.cuda._has_room", lambda _device: True)
-    monkeypatch.setattr("plait_kernels.sampling.cuda.no_compiler_reason", lambda: None)
+    monkeypatch.setattr("plait_kernels.sampling.cuda.unusable_reason", lambda _device: None)
     calls = (Call(CPU, torch.float32, 1), Call(CPU, torch.float16, 1), Call(GPU, torch.bfloat16, 1))
     assert names("sampling.sample_random", *calls) == ["cpu", "checked_reference", "cuda"]
     assert names("sampling.sample_greedy", *calls) == ["cpu", "checked_reference", "triton"]

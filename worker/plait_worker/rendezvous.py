@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_REASON_BYTES = 256
+_REASON_BYTES = 512
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Differs between hosts; 37 bytes."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,12 +11,16 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from plait_kernels.nvrtc import Kernel, compile_kernels, no_compiler_reason
+from plait_kernels.nvrtc import CudaError, Kernel, compile_kernels, unusable_reason
+
+_log = logging.getLogger(__name__)
 
 WARP, WARPGROUP, WARPGROUP_OUTPUTS = 32, 128, 64
 _CAPABILITY = 9, 0
 """Of the GPUs that have wgmma."""
 T = TypeVar("T")
+_failed: dict[torch.device, str] = {}
+"""Why a kernel could not be compiled for a device, or not be loaded there."""
 
 
 class Launch(NamedTuple):
@@ -29,9 +34,11 @@ class Launch(NamedTuple):
 
 def unsupported_reason(device: torch.device) -> str | None:
     """Why the GPU or the installation has none of these kernels; None if they can be used."""
+    if device in _failed:
+        return _failed[device]
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != _CAPABILITY:
         return "it is not on a Hopper GPU"
-    return no_compiler_reason()
+    return unusable_reason(device)
 
 
 @functools.cache
@@ -40,10 +47,17 @@ def kernel(name: str, defines: tuple[str, ...], device: torch.device) -> Kernel:
     return compile_kernels(Path(__file__).with_name(f"{name}.cu"), (name,), defines, device)[name]
 
 
-def compile_all(compile_one: Callable[[T], Kernel], wanted: Iterable[T]) -> None:
-    """Several at a time; NVRTC leaves other threads alone meanwhile."""
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(compile_one, wanted))
+def compile_all(compile_one: Callable[[T], Kernel], wanted: Iterable[T], device: torch.device) -> None:
+    """Several at a time; NVRTC leaves other threads alone meanwhile.
+
+    If one fails the log says why, and the device has none of these kernels from then on: Triton's multiply.
+    """
+    try:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(compile_one, wanted))
+    except CudaError as error:
+        _failed[device] = str(error).partition("\n")[0]
+        _log.warning("GEMMs in CUDA C++ are not used, Triton's are: %s", _failed[device])
 
 
 @functools.cache

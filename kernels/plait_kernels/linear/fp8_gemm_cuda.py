@@ -122,12 +122,12 @@ def _row_gemm(
 
 
 def compile_for(weight: Fp8Weight, tiles: Iterable[object]) -> None:
-    """The kernels that a matrix needs for these tiles, several at a time."""
+    """The kernels that a matrix needs for these tiles; without one of them the device has none of ours."""
     device = weight.stored_OI.device
     wanted = {
         (form, tile) for tile in tiles if isinstance(tile, Fp8RowTile | Fp8WgmmaTile) for form in forms_of(weight, tile)
     }
-    compile_all(lambda each: _kernel_of(*each, device), wanted)
+    compile_all(lambda each: _kernel_of(*each, device), wanted, device)
 
 
 def forms_of(weight: Fp8Weight, tile: Fp8CudaTile) -> list[Form]:

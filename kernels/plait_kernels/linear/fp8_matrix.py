@@ -37,12 +37,13 @@ class Fp8Matrix:
         """``weight`` of multiples of ``MULTIPLE`` on the GPU; rows are bfloat16."""
         self.weight_OI, self.bias_O = weight, bias_O
         self.is_grouped = weight.block_rows > 0
+        compile_for(weight, (row_tile_of(weight), *tiles_of(weight).values()))
+        # Read after that: kernels that do not compile are no tiles any more.
         self._tiles = tiles_of(weight)
         self.row_tile = row_tile_of(weight)
         """Of ``gemv`` and ``rmsnorm_gemv``."""
         self.gate_tile = self.row_tile if self.row_tile and can_gate(weight, self.row_tile) else None
         """Of ``gate_up_silu`` and ``rmsnorm_gate_up_silu``."""
-        compile_for(weight, (self.row_tile, *self._tiles.values()))
         self._is_short = not self.is_grouped and weight.shape[1] <= MAX_FAST_INPUTS
         self._takes_scaled_mm = weight.stored_OI.is_cuda and takes_scaled_mm(weight)
 

@@ -75,9 +75,9 @@ def int4_gemm(x_NI: Tensor, weight: Int4Weight, tile: CudaTile, out_NO: Tensor) 
 
 
 def compile_for(weight: Int4Weight, tiles: Iterable[object]) -> None:
-    """The kernels that ``int4_gemm`` needs for these tiles, several at a time."""
+    """The kernels that ``int4_gemm`` needs for these tiles; without one of them the device has none of ours."""
     wanted = {tile for tile in tiles if isinstance(tile, CudaTile)}
-    compile_all(lambda tile: _kernel_of(weight, tile), wanted)
+    compile_all(lambda tile: _kernel_of(weight, tile), wanted, weight.codes.device)
     if any(isinstance(tile, WgmmaTile) for tile in wanted):
         _left(weight.codes.device)
 

@@ -39,12 +39,13 @@ class Int4Matrix:
         """``parts`` lie one below the other, on the GPU; rows are bfloat16."""
         self.parts, self.bias_O = tuple(parts), bias_O
         self.num_outputs = sum(part.shape[0] for part in parts)
-        self._tiles = [tiles_of(part) for part in parts]
-        for part, tiles in zip(parts, self._tiles, strict=True):
+        for part in parts:
             if not part.codes.is_cuda:
                 continue
-            compile_for(part, tiles.values())
+            compile_for(part, tiles_of(part).values())
             _reserve(part.codes.device, panel_outputs(part) * part.num_inputs)
+        # Read after that: kernels that do not compile are no tiles any more.
+        self._tiles = [tiles_of(part) for part in parts]
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         """See ``Matrix``."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plait_kernels.backends import Backend, Call, Op, of_dtype, on_device
 from plait_kernels.cpu import library
-from plait_kernels.nvrtc import no_compiler_reason
+from plait_kernels.nvrtc import unusable_reason
 from plait_kernels.sampling import cuda
 from plait_kernels.sampling.adjust import CLOSED, Adjustments
 from plait_kernels.sampling.logprobs import TokenScores, score_tokens
@@ -26,8 +26,8 @@ def _is_compiled(_call: Call) -> str | None:
     return None if library.open_library() is not None else "is not compiled: install plait-kernels again"
 
 
-def _has_nvrtc(_call: Call) -> str | None:
-    return no_compiler_reason()
+def _compiles(call: Call) -> str | None:
+    return unusable_reason(call.device)
 
 
 _CPU = Backend("cpu", (on_device("cpu"), of_dtype(torch.float32), _is_compiled))
@@ -43,7 +43,7 @@ _NUMPY = Backend("numpy_mask", (on_device("cpu"), of_dtype(torch.float32)))
 """For a host without the compiled kernels."""
 _mask_logits = Op(__name__, "mask_logits", _CPU, _NUMPY, _CUDA, Backend("mask"))
 """The size of a call is the stride between a row's logits."""
-_uniform = Op(__name__, "uniform", Backend("cuda", (on_device("cuda"), _has_nvrtc)), Backend("philox"))
+_uniform = Op(__name__, "uniform", Backend("cuda", (on_device("cuda"), _compiles)), Backend("philox"))
 
 
 def adjust_logits(logits_SV: Tensor, changes: Adjustments) -> Tensor:

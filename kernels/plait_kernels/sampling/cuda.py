@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from plait_kernels.backends import Call
-from plait_kernels.nvrtc import Kernel, compile_kernels, max_shared_bytes, no_compiler_reason
+from plait_kernels.nvrtc import Kernel, compile_kernels, max_shared_bytes, unusable_reason
 from plait_kernels.sampling.adjust import Adjustments
 from plait_kernels.sampling.reference import Filters
 
@@ -27,7 +27,7 @@ def unsupported_reason(call: Call) -> str | None:
     """Why the kernels do not sample from such logits; ``call.size`` is the stride between a row's logits."""
     if call.size != 1:
         return f"takes rows of adjacent logits, not a stride of {call.size}"
-    if (reason := no_compiler_reason()) is not None:
+    if (reason := unusable_reason(call.device)) is not None:
         return reason
     return None if _has_room(call.device) else "needs more shared memory for its counts"
 
