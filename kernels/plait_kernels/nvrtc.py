@@ -9,7 +9,7 @@ import ctypes
 import functools
 import logging
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait_kernels.kernel_cache import KernelCache, key_of
+
 _log = logging.getLogger(__name__)
 
 _HOPPER = 9, 0
 """Has instructions of its own, which an architecture's name allows with an "a" (wgmma)."""
+CACHE = KernelCache()
+"""Of what ``machine_code`` has compiled; a rank is told its folder."""
 _NOTHING = b'extern "C" __global__ void nothing() {}'
 
 Argument = Tensor | ctypes.Structure | int | float
@@ -109,7 +113,7 @@ def unusable_reason(device: torch.device) -> str | None:
     if (reason := no_compiler_reason()) is not None:
         return reason
     try:
-        image = compile_source(_NOTHING, "an empty kernel", (), torch.cuda.get_device_capability(device))
+        image = machine_code(_NOTHING, "an empty kernel", (), torch.cuda.get_device_capability(device))
         _load_on(device, image, "an empty kernel")
     except (OSError, RuntimeError) as error:
         return _told(str(error).partition("\n")[0])
@@ -149,7 +153,7 @@ def compile_kernels(
     from cuda.bindings import driver
 
     capability = torch.cuda.get_device_capability(device)
-    image = compile_source(source.read_bytes(), source.name, defines, capability, sorted(source.parent.glob("*.cuh")))
+    image = machine_code(source.read_bytes(), source.name, defines, capability, sorted(source.parent.glob("*.cuh")))
     module, most = _load_on(device, image, source.name), max_shared_bytes(device)
     with torch.cuda.device(device):
         functions = {name: check(driver.cuModuleGetFunction(module, name.encode()))[0] for name in names}
@@ -194,6 +198,40 @@ def max_shared_bytes(device: torch.device) -> int:
     return int(check(driver.cuDeviceGetAttribute(attribute, device.index or 0))[0])
 
 
+def machine_code(
+    source: bytes, name: str, defines: Sequence[str], capability: tuple[int, int], headers: Sequence[Path] = ()
+) -> bytes:
+    """What ``compile_source`` gives, from the cache if it has it."""
+    options = _options(defines, capability)
+    texts = [text for header in headers for text in (header.name.encode(), header.read_bytes())]
+    key = key_of([_compiler_release().encode(), source, "\0".join(options).encode(), *texts])
+    code = CACHE.get(key)
+    if code is None:
+        code = compile_source(source, name, defines, capability, headers)
+        CACHE.put(key, code)
+    return code
+
+
+@functools.cache
+def _compiler_release() -> str:
+    """NVRTC says major and minor alone."""
+    from cuda.bindings import nvrtc
+
+    major, minor = check(nvrtc.nvrtcVersion())
+    try:
+        return f"{major}.{minor} {version(_nvrtc_package(major))}"
+    except PackageNotFoundError:
+        return f"{major}.{minor}"
+
+
+def _options(defines: Sequence[str], capability: tuple[int, int]) -> list[str]:
+    return [f"--gpu-architecture={_architecture(capability)}", "--std=c++17", *(f"-D{define}" for define in defines)]
+
+
+def _architecture(capability: tuple[int, int]) -> str:
+    return "sm_{}{}".format(*capability) + ("a" if capability == _HOPPER else "")
+
+
 def compile_source(
     source: bytes, name: str, defines: Sequence[str], capability: tuple[int, int], headers: Sequence[Path] = ()
 ) -> bytes:
@@ -202,13 +240,12 @@ def compile_source(
 
     texts, names = [header.read_bytes() for header in headers], [header.name.encode() for header in headers]
     (program,) = check(nvrtc.nvrtcCreateProgram(source, name.encode(), len(headers), texts, names))
-    architecture = "sm_{}{}".format(*capability) + ("a" if capability == _HOPPER else "")
-    options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-D{define}" for define in defines)]
+    options = _options(defines, capability)
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = bytearray(check(nvrtc.nvrtcGetProgramLogSize(program))[0])
         nvrtc.nvrtcGetProgramLog(program, log)
-        raise CudaError(f"{name} {_why(log.decode(errors='replace').strip(), architecture)}")
+        raise CudaError(f"{name} {_why(log.decode(errors='replace').strip(), _architecture(capability))}")
     image = bytearray(check(nvrtc.nvrtcGetCUBINSize(program))[0])
     check(nvrtc.nvrtcGetCUBIN(program, image))
     return bytes(image)

@@ -87,6 +87,16 @@ def test_a_stopped_rank_is_lost_though_no_step_waits_for_it(rank: int, server: S
     assert not workers[1 - rank].is_running()
 
 
+def test_ranks_are_told_where_the_user_keeps_what_they_compile(
+    server: StartServer, check_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    running = server(check_models / "recall-mla", "--tp", "2", "--threads", "1")
+    folders = [words[words.index("--kernel-cache") + 1] for words in (each.cmdline() for each in running.workers())]
+    assert folders == [str(tmp_path / "plait" / "kernels")] * 2
+    assert not (tmp_path / "plait").exists(), "ranks of a CPU compile nothing"
+
+
 def rank_of(process: psutil.Process) -> int:
     words: list[str] = process.cmdline()
     return int(words[words.index("--rank") + 1])

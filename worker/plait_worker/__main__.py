@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import msgspec
 import zmq
+from plait_kernels import nvrtc
 from plait_proto import UNDECODABLE, Bye, ExitCode, Fail, WorkerConfig, decode_config, encode
 
 from plait_worker.errors import EngineError, WorkerError, first_line, is_out_of_memory
@@ -50,6 +51,7 @@ def main() -> int:
         format=f"%(asctime)s %(levelname)s rank {arguments.rank}: %(message)s",
         level=logging.INFO,
     )
+    nvrtc.CACHE.keep_in(arguments.kernel_cache)
     try:
         die_with_parent(arguments.parent)
         keys = read_keys(arguments.keys) if arguments.keys is not None else None
@@ -122,6 +124,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="configuration, as JSON")
     parser.add_argument("--keys", type=Path, metavar="FILE", help="CURVE keys of a rank on another host, as JSON")
     parser.add_argument("--model", type=Path, metavar="PATH", help="this host's copy of the model")
+    parser.add_argument("--kernel-cache", type=Path, metavar="DIR", help="folder for compiled CUDA kernels")
     parser.add_argument("--parent", type=int, metavar="PID", help="the process without which this one ends")
     return parser.parse_args(words)
 

@@ -8,7 +8,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,7 +110,17 @@ def serve(
             say(f"{AWAITED}{config}")
         _allow_connections()
         service = _Service(
-            engine, description, settings, keys, tls, listener, secrets.salt_key, budget, local.path, traces
+            engine,
+            description,
+            settings,
+            keys,
+            tls,
+            listener,
+            secrets.salt_key,
+            budget,
+            local.path,
+            traces,
+            environment,
         )
         if admin_listener is not None:
             profiles = RankProfiles(engine, settings, traces_folder, run_dir) if traces_folder is not None else None
@@ -152,13 +162,14 @@ class _Service:
         budget: RestartBudget | None,
         model: Path,
         traces: Traces | None,
+        environment: Mapping[str, str],
     ) -> None:
         self._engine = engine
         self._description = description
         self._settings = settings
         self._listener = listener
         self._streams = Streams(engine, engine, settings.proxy.stream_comment_seconds or None)
-        self._keys, self._tls = keys, tls
+        self._keys, self._tls, self._environment = keys, tls, environment
         pooling = settings.pooling.pooling
         self._front, self._traces = FrontMetrics(), traces
         self._metrics = _metrics_page(engine, description, keys, settings, self._front)
@@ -217,7 +228,9 @@ class _Service:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         self._streams.attach(loop)
-        supervision = Supervision(self._engine, self._streams, self._settings, config, self._budget, self._model)
+        supervision = Supervision(
+            self._engine, self._streams, self._settings, config, self._budget, self._model, self._environment
+        )
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         watches = [asyncio.create_task(files.watch()) for files in (self._keys, self._tls) if files is not None]
         watches.append(asyncio.create_task(self._streams.hold_lines()))

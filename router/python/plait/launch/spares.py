@@ -44,7 +44,7 @@ class Spares:
 
     def take(self, rank: int, endpoint: str, config: Path) -> subprocess.Popen[bytes] | None:
         """Make one the process of a rank; None if none is left."""
-        words = msgspec.json.encode(rank_words(rank, endpoint, config)) + b"\n"
+        words = msgspec.json.encode(rank_words(rank, endpoint, config, self._environment)) + b"\n"
         while self._waiting:
             process = self._waiting.pop()
             pipe = process.stdin

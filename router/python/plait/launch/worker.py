@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from plait.launch.kernel_cache import kernel_cache_words
 from plait.launch.rank_end import LastLines, exit_code_of, reason_of
 from plait.launch.stopped_process import is_stopped
 from plait.log import RankLines, writes_json
@@ -29,18 +30,19 @@ STACK = "most recent call first"
 OnExit = Callable[["Worker"], None]
 
 
-def rank_words(rank: int, endpoint: str, config: Path) -> list[str]:
-    """The arguments of a rank's process."""
-    return ["--connect", endpoint, "--rank", str(rank), "--config", str(config), "--parent", str(os.getpid())]
-
-
 Environment = Mapping[str, str] | None
 """Of a process; None: this one's."""
 
 
+def rank_words(rank: int, endpoint: str, config: Path, environment: Environment = None) -> list[str]:
+    """The arguments of a rank's process, which is to have this environment."""
+    words = ["--connect", endpoint, "--rank", str(rank), "--config", str(config), "--parent", str(os.getpid())]
+    return words + kernel_cache_words(environment or {})
+
+
 def start_rank(rank: int, endpoint: str, config: Path, environment: Environment = None) -> subprocess.Popen[bytes]:
     """Start the process of a rank. Raises `OSError` if the system has none left."""
-    return start_process(rank_words(rank, endpoint, config), subprocess.DEVNULL, environment)
+    return start_process(rank_words(rank, endpoint, config, environment), subprocess.DEVNULL, environment)
 
 
 def start_process(words: Sequence[str], stdin: int, environment: Environment = None) -> subprocess.Popen[bytes]:

@@ -14,6 +14,7 @@ import msgspec
 from plait_proto import ExitCode
 
 from plait.errors import StartError
+from plait.launch.kernel_cache import kernel_cache_words
 from plait.launch.rank_end import LastLines, exit_code_of, reason_of
 from plait.launch.rank_interface import set_rank_interface
 from plait.launch.run_dir import run_directory
@@ -151,6 +152,7 @@ class RankProcesses:
         environment = dict(self._plan.environment)
         set_rank_interface(environment, None, shares_experts=False, rank_endpoint=order.endpoints[0])
         common = ["--config", str(config), "--keys", str(keys), "--model", str(model), "--parent", str(os.getpid())]
+        common += kernel_cache_words(environment)
         endpoints = [order.endpoints[rank // self._plan.layout.tp] for rank in ranks]
         return [
             RankProcess(
