@@ -53,6 +53,10 @@ class Fp8Weight:
         """Of elements and scales."""
         return self.stored_OI.nbytes + self.scale.nbytes
 
+    def one(self, index: int) -> Fp8Weight:
+        """A matrix of a stack of experts, whose tensors have one more dimension in front."""
+        return Fp8Weight(self.stored_OI[index], self.scale[index], self.block_rows)
+
     def rows(self, rows: range) -> Fp8Weight:
         """Some outputs; blocks that they cut become smaller ones."""
         stored_OI = self.stored_OI[rows.start : rows.stop]

@@ -77,11 +77,7 @@ def reference_parts(x_TH: Tensor, gate_up_EJH: Fp8Weight, down_EHI: Fp8Weight, e
     parts_NH = x_TH.new_zeros(num_tokens * top_k, x_TH.shape[1])
     for expert in range(len(down_EHI.stored_OI)):
         pairs = (experts_TK.flatten() == expert).nonzero()[:, 0]
-        gate_up_NJ = x_TH[pairs // top_k] @ _one(gate_up_EJH, expert).dequantised().T
+        gate_up_NJ = x_TH[pairs // top_k] @ gate_up_EJH.one(expert).dequantised().T
         gated = silu_mul_quantise(gate_up_NJ, is_grouped=is_grouped).dequantised()
-        parts_NH[pairs] = gated @ _one(down_EHI, expert).dequantised().T
+        parts_NH[pairs] = gated @ down_EHI.one(expert).dequantised().T
     return parts_NH
-
-
-def _one(stack: Fp8Weight, expert: int) -> Fp8Weight:
-    return Fp8Weight(stack.stored_OI[expert], stack.scale[expert], stack.block_rows)

@@ -8,7 +8,7 @@ from plait_kernels.linear import Int4Matrix, Int4Weight
 from plait_kernels.linear.int4 import pack_int4
 from plait_kernels.moe import Int4Experts, stack_int4
 from plait_worker.errors import WorkerError
-from plait_worker.weights.formats import int4_check
+from plait_worker.weights.formats import gemm_check, int4_check
 from torch import Tensor
 
 EXPERTS = Int4Experts.__call__
@@ -16,7 +16,7 @@ EXPERTS = Int4Experts.__call__
 
 @pytest.fixture
 def weight(monkeypatch: pytest.MonkeyPatch) -> Int4Weight:
-    monkeypatch.setattr(int4_check, "_checked", set())
+    monkeypatch.setattr(gemm_check, "_checked", set())
     return packed(272, 256, 0)
 
 
@@ -31,7 +31,7 @@ def packed(num_outputs: int, num_inputs: int, seed: int) -> Int4Weight:
 
 def test_right_gemms_pass_once_for_each_form(weight: Int4Weight) -> None:
     int4_check.check_int4(weight)
-    assert int4_check._checked == {("int4", 128, True, False, "a matrix")}
+    assert gemm_check._checked == {("int4", 128, True, False, "a matrix")}
 
 
 def test_a_wrong_gemm_is_refused_with_what_to_do(weight: Int4Weight, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_a_wrong_gemm_is_refused_with_what_to_do(weight: Int4Weight, monkeypatch
 def test_experts_are_compared_too(weight: Int4Weight, monkeypatch: pytest.MonkeyPatch) -> None:
     experts, right = stack_int4((packed(512, 128, seed), packed(128, 256, 9 + seed)) for seed in range(3)), EXPERTS
     int4_check.check_int4_experts(experts)
-    monkeypatch.setattr(int4_check, "_checked", set())
+    monkeypatch.setattr(gemm_check, "_checked", set())
     monkeypatch.setattr(Int4Experts, "__call__", lambda *given: right(*given).roll(1, dims=1))
     with pytest.raises(WorkerError, match=r"GEMMs of experts of int4 weights .* 1 rows are off"):
         int4_check.check_int4_experts(experts)

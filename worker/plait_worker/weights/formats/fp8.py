@@ -12,6 +12,7 @@ from plait_kernels.moe import Experts, stack_fp8
 from torch import Tensor
 
 from plait_worker.weights.formats.dense import DENSE
+from plait_worker.weights.formats.fp8_check import check_fp8, check_fp8_experts
 from plait_worker.weights.reader import ExpertShards, MatrixShard, Weights
 from plait_worker.weights.source import TensorSource
 
@@ -48,7 +49,9 @@ class Fp8Stored:
         return joined
 
     def matrix(self, stored: Fp8Weight, bias_O: Tensor | None, _dtype: torch.dtype, _activation_bits: int) -> Matrix:
-        """Its inputs are rounded to FP8."""
+        """Its inputs are rounded to FP8. Raises ``WorkerError`` if the GPU computes it wrong."""
+        if stored.stored_OI.is_cuda:
+            check_fp8(stored)
         return Fp8Matrix(stored, bias_O)
 
     def takes_experts(self, weights: Weights, first: ExpertShards) -> bool:
@@ -56,8 +59,11 @@ class Fp8Stored:
         return all(self.read(weights, shard) is not None for shards in first for shard in shards)
 
     def experts(self, stored: Iterator[tuple[Fp8Weight, Fp8Weight]], _dtype: torch.dtype) -> Experts:
-        """In two stacks."""
-        return stack_fp8(stored)
+        """In two stacks. Raises ``WorkerError`` if the GPU computes them wrong."""
+        experts = stack_fp8(stored)
+        if experts.down_EHI.stored_OI.is_cuda:
+            check_fp8_experts(experts)
+        return experts
 
 
 class Fp8OnLoad(Fp8Stored):

@@ -1,0 +1,76 @@
+"""A GPU that multiplies FP8 weights wrong is refused at start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from plait_kernels.linear import Fp8Matrix, Fp8Weight
+from plait_kernels.linear.fp8 import quantise_blocks, quantise_outputs
+from plait_kernels.moe import Fp8Experts, stack_fp8
+from plait_worker.errors import WorkerError
+from plait_worker.weights.formats import fp8_check, gemm_check
+from torch import Tensor
+
+EXPERTS = Fp8Experts.__call__
+KINDS = {"a scale an output": quantise_outputs, "blocks of 128 outputs": quantise_blocks}
+Kind = Callable[[Tensor], Fp8Weight]
+
+
+@pytest.fixture(autouse=True)
+def nothing_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm_check, "_checked", set())
+
+
+def drawn(kind: Kind, num_outputs: int, num_inputs: int, seed: int) -> Fp8Weight:
+    generator = torch.Generator().manual_seed(seed)
+    return kind(torch.randn(num_outputs, num_inputs, generator=generator) / num_inputs)
+
+
+def experts_of(kind: Kind) -> Fp8Experts:
+    return stack_fp8((drawn(kind, 512, 128, seed), drawn(kind, 128, 256, 9 + seed)) for seed in range(3))
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_right_gemms_pass(kind: Kind) -> None:
+    fp8_check.check_fp8(drawn(kind, 272, 512, 0))
+    fp8_check.check_fp8_experts(experts_of(kind))
+
+
+def test_weights_that_are_all_zeros_pass() -> None:
+    fp8_check.check_fp8(quantise_outputs(torch.zeros(64, 128)))
+
+
+@pytest.mark.parametrize(("scales", "kind"), KINDS.items())
+@pytest.mark.parametrize("first_wrong", [1, 32, 65])
+def test_a_gemm_that_is_wrong_from_some_rows_on_is_refused_with_what_to_do(
+    scales: str, kind: Kind, first_wrong: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Fp8Matrix.__call__
+
+    def wrong_for_many_rows_of_the_whole(matrix: Fp8Matrix, x_NI: Tensor) -> Tensor:
+        out_NO = right(matrix, x_NI)
+        return out_NO if len(x_NI) < first_wrong else out_NO.roll(1, dims=1)
+
+    monkeypatch.setattr(Fp8Matrix, "__call__", wrong_for_many_rows_of_the_whole)
+    said = (
+        rf"a matrix of FP8 weights with {scales} are wrong on this GPU: {first_wrong} rows .*--dtype bfloat16, not --q"
+    )
+    with pytest.raises(WorkerError, match=said):
+        fp8_check.check_fp8(drawn(kind, 272, 512, 0))
+
+
+def test_a_lost_scale_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, weight = Fp8Matrix.__call__, drawn(quantise_blocks, 272, 512, 0)
+    part = Fp8Weight(weight.stored_OI, weight.scale * torch.tensor([1, 1, 1, 1.2]), weight.block_rows)
+    monkeypatch.setattr(Fp8Matrix, "__call__", lambda _matrix, x_NI: right(Fp8Matrix(part, None), x_NI))
+    with pytest.raises(WorkerError, match="1 rows are off"):
+        fp8_check.check_fp8(weight)
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_experts_are_compared_too(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fp8Experts, "__call__", lambda *given: EXPERTS(*given).roll(1, dims=1))
+    with pytest.raises(WorkerError, match=r"GEMMs of experts of FP8 weights .* 1 rows are off"):
+        fp8_check.check_fp8_experts(experts_of(kind))
