@@ -84,13 +84,13 @@ CLUSTER_TOOLS ?= build/cluster
 test-cluster: .venv/.tested .venv/.installed
 	sh tests/deploy/cluster/build_tools.sh $(CLUSTER_TOOLS)
 	PATH="$(abspath $(CLUSTER_TOOLS)):$$PATH" PLAIT_CLUSTER_TOOLS=$(abspath $(CLUSTER_TOOLS)) \
-	    $(BIN)/python -m pytest -m "slow or not slow" --suite cluster --full --record --timeout 900 $(ARGS)
+	    $(BIN)/python -m pytest --suite cluster --full --record --timeout 900 $(ARGS)
 	@echo "plait: figures are in tests/bench/results/acceptance-cluster.json"
 
 # Rust compiles the wheels inside: some 20 minutes on two cores. IMAGE_FLAGS="TORCH=..." as its script says.
 test-image: .venv/.tested .venv/.installed
 	$(IMAGE_FLAGS) sh tests/deploy/image/build_images.sh
-	$(BIN)/python -m pytest -m "slow or not slow" --suite image --full --record --timeout 900 $(ARGS)
+	$(BIN)/python -m pytest --suite image --full --record --timeout 900 $(ARGS)
 	@echo "plait: figures are in tests/bench/results/acceptance-image.json"
 
 # One suite may take longer than any test may: each server's load is bounded by its client instead.

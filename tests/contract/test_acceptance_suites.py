@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,6 +28,11 @@ def test_cpu(): pass
 def test_of_no_suite(): pass
 """
 
+SLOW = """def test_quick_cpu(): pass
+
+@pytest.mark.slow
+@pytest.mark.acceptance("cpu")
+"""
 
 FOUR = """
 import pytest
@@ -88,11 +94,25 @@ def test_a_suite_runs_its_own_tests_alone(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "num_ran"),
+    [([], 1), (["--full"], 2), (["--full", "-m", "slow"], 1)],
+)
+def test_slow_claims_run_at_full_size(words: list[str], num_ran: int, pytester: pytest.Pytester) -> None:
+    given = tomllib.loads((budgets.ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+    marks = given[given.index("-m ") :].partition(" -p ")[0]
+    pytester.makepyprojecttoml(f'[tool.pytest.ini_options]\naddopts = "{marks}"\nmarkers = ["slow"]\n')
+    pytester.makepyfile(THREE.replace("def test_cpu", SLOW + "def test_cpu"))
+    ran = pytester.runpytest_inprocess(*PLUGIN, "--suite", "cpu", *words)
+    ran.assert_outcomes(passed=num_ran, deselected=4 - num_ran)
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--full"], "needs --full and --suite NAME"),
         (["--suite", "cpu"], "needs --full and --suite NAME"),
         (["--suite", "cpu", "--full", "-k", "recall"], "leave out -k or --record"),
+        (["--suite", "cpu", "--full", "-m", "slow"], "leave out -m or --record"),
         (["--suite", "cpu", "--full", "--deselect", "a"], "leave out --deselect or --record"),
         (["--suite", "cpu", "--full", "-x"], "leave out -x or --record"),
         (["--suite", "cpu", "--full", "--collect-only"], "leave out --collect-only or --record"),

@@ -41,6 +41,7 @@ SUITES = {
 """The names that `@pytest.mark.acceptance(NAME)` takes."""
 PARTS = {
     "keyword": "-k",
+    "markexpr": "-m",
     "deselect": "--deselect",
     "ignore": "--ignore",
     "ignore_glob": "--ignore-glob",
@@ -49,6 +50,8 @@ PARTS = {
     "collectonly": "--collect-only",
 }
 """Options that leave claims out."""
+NOT_SLOW = "not slow"
+"""The `-m` that pyproject.toml gives: of a suite at full size it would leave out the slow claims."""
 LIBRARIES = ("plait", "torch", "transformers", "openai")
 
 
@@ -80,6 +83,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--full") and config.getoption("--suite") and config.option.markexpr == NOT_SLOW:
+        config.option.markexpr = ""
     recorded = [flag for flag in ("--record", "--join", "--part") if config.getoption(flag)]
     if recorded:
         require_full_suite(config, recorded)
