@@ -391,3 +391,20 @@ def test_a_restart_file_that_cannot_be_written_is_refused_at_the_start(
     running = server(check_models / "recall-gqa", *FLAGS, "--restart-file", str(file))
     assert running.wait() == 2
     assert f"--restart-file {file} cannot be written: No such file or directory; give a file in" in running.last_line
+
+
+def test_a_second_server_with_the_restart_file_of_a_living_one_is_refused(
+    server: StartServer, check_models: Path, tmp_path: Path
+) -> None:
+    file, link = tmp_path / "restarts", tmp_path / "link"
+    link.symlink_to(file)
+    flags = (check_models / "recall-gqa", *FLAGS, "--restart-file")
+    first = server(*flags, str(file))
+    assert first.url, first.errors[-4000:]
+    second = server(*flags, str(link))
+    assert second.wait() == 2
+    assert f"--restart-file {link} counts the losses of a server that runs already: give each" in second.last_line
+    assert httpx.get(f"{first.url}/health").status_code == 200
+    first.process.kill()
+    first.wait()
+    assert server(*flags, str(link)).url, "a killed server holds nothing"

@@ -13,7 +13,7 @@ from plait.nodes.loaded_ranks import LoadedRanks
 from plait.nodes.log_lines import Line, LogLines, LogWriter, Source, read_line
 from plait.nodes.messages import Cause
 from plait.output import say
-from plait.restarts import WINDOW_SECONDS, Policy, RestartBudget
+from plait.restarts import WINDOW_SECONDS, Policy, RestartBudget, restart_file_held
 
 KILLED = Cause(code=5, reason="rank 0 was lost: worker 0 was killed by SIGKILL")
 GONE = Cause(code=5, reason="engine 1 (replica 1) is gone")
@@ -155,6 +155,24 @@ def test_a_link_to_a_file_of_restarts_stays_one(tmp_path: Path) -> None:
     assert RestartBudget("group", 1, str(link)).after_loss(5, 1.0) == 0.0
     assert RestartBudget("group", 1, str(kept / "restarts")).after_loss(5, 2.0) is None
     assert link.is_symlink()
+
+
+def test_a_file_belongs_to_one_living_launcher(tmp_path: Path) -> None:
+    file = str(tmp_path / "restarts")
+    with restart_file_held(file):
+        RestartBudget("group", 2, file).after_loss(5, 1.0)  # the file is another one now
+        with pytest.raises(SettingsError, match="counts the losses of a server that runs"), restart_file_held(file):
+            pass
+        with restart_file_held(str(tmp_path / "other")), restart_file_held(None):
+            pass
+    with restart_file_held(file):
+        pass
+
+
+def test_a_file_in_a_folder_that_is_gone_is_held_by_nobody(tmp_path: Path) -> None:
+    file = str(tmp_path / "gone" / "restarts")
+    with pytest.raises(SettingsError, match="cannot be written: No such file or dir"), restart_file_held(file):
+        pass
 
 
 STAMP = "2026-11-23 10:22:07,{} "

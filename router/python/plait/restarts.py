@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +36,41 @@ class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     losses: list[float]
 
 
+@contextlib.contextmanager
+def restart_file_held(file: str | None) -> Iterator[None]:
+    """Keep other servers from a file as long as this process lives. Raises `SettingsError` if one has it.
+
+    Each writes all losses that it knows, and so would lose those of the other. A file beside it is locked: the file
+    itself is replaced whenever it is written. File systems without locks hold nothing.
+    """
+    if file is None:
+        yield
+        return
+    path = Path(os.path.realpath(file))
+    try:
+        lock = (path.parent / f".{path.name}.lock").open("wb")
+    except OSError as error:
+        raise _unwritable(file, error) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError(
+                f"--restart-file {file} counts the losses of a server that runs already: give each server a file of "
+                "its own, or stop that one"
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                raise _unwritable(file, error) from error
+        yield
+
+
+def _unwritable(file: str, error: OSError) -> SettingsError:
+    return SettingsError(
+        f"--restart-file {file} cannot be written: {error.strerror}; give a file in a folder that can be"
+    )
+
+
 class RestartBudget:
     """The losses of the last hour."""
 
@@ -51,9 +90,7 @@ class RestartBudget:
         try:
             self._store()
         except OSError as error:
-            raise SettingsError(
-                f"--restart-file {file} cannot be written: {error.strerror}; give a file in a folder that can be"
-            ) from error
+            raise _unwritable(str(file), error) from error
 
     def delay_at_start(self, now: float) -> float:
         """Seconds to wait before the first start. Raises `StartError` if an earlier launcher has spent the budget."""

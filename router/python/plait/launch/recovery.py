@@ -34,6 +34,11 @@ INDEX = "model.safetensors.index.json"
 """Read instead of `model.safetensors` if it is there."""
 
 
+def restart_file(settings: ServeSettings) -> str | None:
+    """The file that is read and written; None without one."""
+    return None if settings.restarts.restart == "never" else settings.restarts.restart_file
+
+
 def restart_budget(settings: ServeSettings, model: Path) -> RestartBudget | None:
     """None: lost ranks are not started again. Raises `SettingsError` for settings that do not fit together."""
     restarts = settings.restarts

@@ -38,7 +38,7 @@ from plait.launch.listen_unix import listen_unix
 from plait.launch.model_layout import check_model_layout
 from plait.launch.profiles import RankProfiles, profile_folder
 from plait.launch.rank_interface import set_rank_interface
-from plait.launch.recovery import restart_budget
+from plait.launch.recovery import restart_budget, restart_file
 from plait.launch.remote_ranks import AWAITED, remote_workers
 from plait.launch.run_dir import run_directory
 from plait.launch.startup_summary import print_startup_summary
@@ -46,7 +46,7 @@ from plait.launch.supervision import Supervision
 from plait.launch.worker import TERM_SECONDS
 from plait.model_files import find_model
 from plait.output import say
-from plait.restarts import RestartBudget
+from plait.restarts import RestartBudget, restart_file_held
 from plait.settings import ServeSettings
 from plait.shared_memory import note_for_ranks, shm_bytes
 
@@ -89,6 +89,7 @@ def serve(
             stack.enter_context(admin_listener)
             say(f"Admin listener: {url(admin_listener)}")
         local = find_model(model, settings.hub)
+        stack.enter_context(restart_file_held(restart_file(settings)))
         budget = restart_budget(settings, local.path)
         if budget is not None:
             budget.delay_at_start(time.time())

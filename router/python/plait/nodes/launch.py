@@ -34,7 +34,7 @@ from plait.nodes.plan import LaunchPlan
 from plait.nodes.settings import LaunchSettings
 from plait.nodes.signals import StopRequests
 from plait.output import say
-from plait.restarts import RestartBudget
+from plait.restarts import RestartBudget, restart_file_held
 
 
 def launch(model: str | None, settings: LaunchSettings, environment: Environment) -> int:
@@ -167,7 +167,12 @@ async def _run(plan: LaunchPlan) -> int:
         requests.attach_stdin(asyncio.get_running_loop(), sys.stdin.fileno())
     _warn_of_link(plan)
     file = nodes.restart_file if plan.node == 0 else None
-    budget = RestartBudget(nodes.restart, nodes.restart_budget, file)
+    with restart_file_held(file):
+        return await _run_again(plan, RestartBudget(nodes.restart, nodes.restart_budget, file), requests)
+
+
+async def _run_again(plan: LaunchPlan, budget: RestartBudget, requests: StopRequests) -> int:
+    """As often as the budget allows."""
     log = _open_log(plan)
     if plan.node == 0 and (delay := budget.delay_at_start(time.time())):
         await _wait(delay, requests)
