@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from plait_testing.held_steps import HeldSteps
 from plait_testing.node_network import (
     NodeNetwork,
     door,
@@ -101,6 +102,25 @@ def test_a_rank_lost_while_serving_starts_all_again_as_far_as_the_budget_goes(
     assert wait_for_all(nodes, END_SECONDS) == [5, 5]
     assert file.read_text().count(".") == 2
     assert re.search(r"^\[(node 1|nodes 0-1) ranks? [0-3,-]+\] ", combined.read_text(), re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_ranks_of_all_nodes_that_hang_in_a_step_write_where_before_they_end(
+    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    held = HeldSteps(tmp_path)
+    with held.of_servers():
+        nodes = network.launch_all(tmp_path, check_models / MODEL, keys, *SPANNING)
+    wait_until_ready(nodes[0])
+    held.begin(1)
+    network.try_recall(0, nodes[0].url, MODEL)
+    assert wait_for_all(nodes, END_SECONDS) == [5, 5]
+    assert "no result in time" in nodes[1].last_line
+    for node, one in enumerate(nodes):
+        assert re.search(
+            rf"^\[node {node}.* File .*sitecustomize.py\", line \d+ in launch_later", one.errors, re.MULTILINE
+        )
+    assert nodes[1].errors.count("in launch_later") == 1
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ never has more plans in flight than its credit, so the queue is short; an engine
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import itertools
 import logging
 import math
@@ -54,6 +55,8 @@ _FLUSH_MILLISECONDS = 2000
 _HIGH_WATER_MARK = 64
 # From the link's end to the process's. A loop that waits for a GPU whose peer is gone never comes back.
 _COMEBACK_SECONDS = 1.0
+NO_RESULT = "no result in time"
+"""In the engine's reason if a rank hangs in a step."""
 # Two plans of credit, the masks of each in a few messages, and a Drain wait at most; a Welcome came before them.
 _MAX_WAITING = 64
 # If one of these is lost, the worker's state differs from the engine's; other messages may be lost.
@@ -164,6 +167,8 @@ class _Wire:
         self._num_malformed = 0
         self._is_greeted = False
         self._has_left = False
+        self._is_asked_for_stacks = keys is None
+        """By its server, with a signal; an engine on another host cannot."""
         self._failure: WorkerError | None = None
         self._exit_at = math.inf
         self._parent = os.getppid()
@@ -191,6 +196,8 @@ class _Wire:
             if self._monitor in ready:
                 self._lose_engine(why_ended(self._monitor))
             if is_open and self._failure is not None and time.monotonic() >= self._exit_at:
+                if NO_RESULT in self._failure.reason and not self._is_asked_for_stacks:
+                    faulthandler.dump_traceback(all_threads=True)
                 _end_process(self._failure)
             if time.monotonic() >= next_heartbeat:
                 self._heartbeat()
