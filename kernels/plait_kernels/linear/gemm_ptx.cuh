@@ -123,6 +123,11 @@ __device__ void meet_the_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// Without the fence for what was written before, which takes long.
+__device__ void leave_the_cluster() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
 __device__ void meet_the_warp() { __syncwarp(); }
 
 // The first so many threads.
@@ -134,7 +139,7 @@ template <int COUNT> __device__ void take_registers() {
 }
 
 template <int COUNT> __device__ void give_registers() {
-    if constexpr (COUNT) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+    if constexpr (COUNT) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
 __device__ void begin_barrier(unsigned barrier, int arrivals) {

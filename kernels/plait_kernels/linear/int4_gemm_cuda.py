@@ -39,8 +39,8 @@ _SHARED_BYTES, _BLOCK_BYTES = 228 << 10, 227 << 10
 """Of a multiprocessor, for all its blocks; of one block at most."""
 _SYSTEM_BYTES = 1024
 """Of shared memory, that CUDA takes for each block."""
-_MOVED_ROWS = 256
-"""Of a tile that has registers moved to the warpgroups that multiply, from one that copies."""
+_MOVED = (64, 3), (128, 3), (256, 2)
+"""Rows and warpgroups of tiles that have registers moved to the warpgroups that multiply, from one that copies."""
 LEFT_SUMS, LEFT_FLAGS = 1 << 15, 8
 """Of a multiprocessor's blocks: floats, and integers."""
 
@@ -98,10 +98,16 @@ def launch_of(num_rows: int, weight: Int4Weight, tile: CudaTile, multiprocessors
     tiles, chunks = math.ceil(num_rows / tile.rows) * math.ceil(weight.shape[0] / _outputs(tile)), weight.codes.shape[0]
     cluster = min(tile.splits, chunks)
     blocks = tiles * cluster or min(multiprocessors * tile.blocks, tiles * chunks)
-    copying = WARPGROUP if tile.rows == _MOVED_ROWS and tile.warpgroups > 1 else WARP
     slots, sums = _slots(weight, tile) * _slot_bytes(weight, tile), tile.rows * (_outputs(tile) + 4) * 4
     shared_bytes = 2 * _ALIGNMENT + max(slots, sums)
-    return Launch(blocks, WARPGROUP * tile.warpgroups + copying, shared_bytes, max(1, cluster))
+    return Launch(blocks, WARPGROUP * tile.warpgroups + WARP * _copiers(tile), shared_bytes, max(1, cluster))
+
+
+def _copiers(tile: WgmmaTile) -> int:
+    """Warps that copy, as the kernel has them."""
+    if (tile.rows, tile.warpgroups) in _MOVED:
+        return WARPGROUP // WARP
+    return 1 if tile.blocks > 2 else 2
 
 
 def _skinny_launch(num_rows: int, weight: Int4Weight, tile: SkinnyTile, multiprocessors: int) -> Launch:

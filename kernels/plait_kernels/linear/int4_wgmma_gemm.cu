@@ -1,7 +1,8 @@
 // GEMM of some rows to thousands with 4-bit weights on Hopper's tensor cores (wgmma).
 //
 // A tile is 64 outputs a warpgroup by ROWS rows. Codes become bfloat16 in registers, the left operand; rows are in shared
-// memory, the right one. One more warp copies both, chunk by chunk, as far ahead as it has slots.
+// memory, the right one. Some more warps copy both, a chunk each in turns, as far ahead as there are slots; a chunk is six
+// copies, whose beginning takes one thread some hundred cycles.
 //
 // The blocks of a cluster share the chunks of a tile, and each adds the sums of some rows in a fixed order. Without
 // clusters the chunks of all tiles are shared out evenly among the blocks, each of which has its tiles from the last to
@@ -14,10 +15,14 @@
 #include "int4_codes.cuh"
 
 constexpr bool SCALES_SUMS = ROWS <= 64 && SCALES == 1;
-constexpr int REGISTERS = ROWS == 256 && WARPGROUPS > 1 ? 216 : 0;  // of a thread that multiplies; 0: as all have
-static_assert(!REGISTERS || (WARPGROUPS == 2 && BLOCKS == 1), "a multiprocessor has no more registers to move");
+// Of a thread that multiplies, and of one that copies; 0: as all have.
+constexpr int REGISTERS = ROWS == 256 && WARPGROUPS == 2 ? 216 : ROWS >= 64 && WARPGROUPS == 3 ? 152 : 0;
+constexpr int KEPT_REGISTERS = REGISTERS == 216 ? 72 : REGISTERS ? 56 : 0;
+static_assert(!REGISTERS || BLOCKS == 1, "a multiprocessor has no more registers to move");
 constexpr int CONSUMERS = WARPGROUPS * 128;
-constexpr int THREADS = CONSUMERS + (REGISTERS ? 128 : 32);  // registers are moved between whole warpgroups
+// Warps that copy, a chunk each; registers are moved between whole warpgroups.
+constexpr int COPIERS = REGISTERS ? 4 : BLOCKS > 2 ? 1 : 2;
+constexpr int THREADS = CONSUMERS + COPIERS * 32;
 constexpr int OUTPUTS = WARPGROUPS * 64;
 constexpr int BOX_BYTES = ROWS * 128;  // 64 inputs
 constexpr int HALF_BYTES = OUTPUTS * 32;
@@ -26,6 +31,7 @@ constexpr int ZERO_BYTES = SCALES * OUTPUTS;
 constexpr int CODES_AT = 2 * BOX_BYTES, SCALES_AT = CODES_AT + 2 * HALF_BYTES, ZEROS_AT = SCALES_AT + SCALE_BYTES;
 constexpr int SLOT_BYTES = (ZEROS_AT + ZERO_BYTES + 1023) / 1024 * 1024;  // a chunk
 constexpr int BARRIER_BYTES = 1024;
+constexpr int STEPS = 2;  // of 16 inputs, which are decoded while the tensor cores have those before
 #include "wgmma_sums.cuh"
 
 // The slots, one after the other, each with a barrier that says it is full and one that says it is empty.
@@ -50,12 +56,15 @@ struct Ring {
             begin_barrier(barriers + each * 16 + 8, WARPGROUPS * 4);
         }
     }
+    // This warp no longer reads a slot with this barrier, if there is one.
+    __device__ static void release(unsigned empty) { arrive_if(empty, threadIdx.x % 32 == 0 && empty); }
 };
 
 // What a block has to do: chunks of tiles, of which the last come first.
 struct Work {
     int num_chunks, row_tiles, all, begin, end;
     int tile, first, last;  // the part of a tile that is to be done: its chunks, `last` the first that is not
+    int first_row, first_tile;  // of 16 outputs
 
     __device__ Work(const Matrix& matrix, int num_rows) {
         num_chunks = matrix.num_chunks, row_tiles = (num_rows + ROWS - 1) / ROWS;
@@ -74,18 +83,18 @@ struct Work {
         tile = (unsigned)(end - 1) / (unsigned)num_chunks;
         const int at = tile * num_chunks;
         first = max(begin, at) - at, last = end - at;
+        first_row = tile % row_tiles * ROWS;
+        first_tile = tile / row_tiles * (OUTPUTS / 16);
         end = max(begin, at);
     }
     // Of those that have a part of this tile; it has the tile's first chunk.
     __device__ int first_block() const {
         return ((unsigned)(tile * num_chunks + 1) * (unsigned)gridDim.x + all - 1) / (unsigned)all - 1;
     }
-    __device__ int first_row() const { return tile % row_tiles * ROWS; }
-    __device__ int first_tile() const { return tile / row_tiles * (OUTPUTS / 16); }
 };
 
 __device__ void copy_weights(const Matrix& matrix, const Work& work, int chunk, const Ring& ring) {
-    const int first_tile = work.first_tile(), outputs = min(OUTPUTS, matrix.num_outputs - first_tile * 16);
+    const int first_tile = work.first_tile, outputs = min(OUTPUTS, matrix.num_outputs - first_tile * 16);
 #ifdef HAS_ZERO
     constexpr int MARK_BYTES = sizeof(Scale) + 1;
 #else
@@ -108,30 +117,40 @@ __device__ void copy_weights(const Matrix& matrix, const Work& work, int chunk, 
 
 __device__ void copy_rows(const RowMap& map, const Work& work, int chunk, const Ring& ring) {
     for (int half = 0; half < 2; ++half)
-        copy_box(ring.at() + half * BOX_BYTES, map, chunk * CHUNK + half * (CHUNK / 2), work.first_row(), ring.full());
+        copy_box(ring.at() + half * BOX_BYTES, map, chunk * CHUNK + half * (CHUNK / 2), work.first_row, ring.full());
 }
 
+// The next chunk that a warp copies.
+struct Next {
+    Work work;
+    Ring ring;
+    int chunk, number;  // of all chunks
+
+    __device__ Next(const Work& work, const Ring& ring) : work(work), ring(ring), chunk(work.first), number(0) {}
+
+    __device__ bool is_there() const { return work.is_there(); }
+    __device__ bool is_first() const { return is_there() && number < SLOTS; }
+    __device__ void go_on(int count) {
+        for (number += count; count && is_there(); --count) {
+            ring.go_on();
+            if (++chunk == work.last) work.go_on(), chunk = work.first;
+        }
+    }
+};
+
 // Weights come first, which no kernel writes, as many as there are slots.
-__device__ void copy(const RowMap& map, const Matrix& matrix, Work work, Ring ring) {
+__device__ void copy(const RowMap& map, const Matrix& matrix, const Work& work, const Ring& ring) {
     prepare(map);
-    Work again = work;
-    Ring begun = ring;
-    int chunk = work.first;
-    for (int slot = 0; slot < SLOTS && work.is_there(); ++slot, ring.go_on()) {
-        copy_weights(matrix, work, chunk, ring);
-        if (++chunk == work.last) work.go_on(), chunk = work.first;
-    }
+    Next first(work, ring);
+    first.go_on((threadIdx.x - CONSUMERS) / 32);
+    Next next = first;
+    for (; next.is_first(); next.go_on(COPIERS)) copy_weights(matrix, next.work, next.chunk, next.ring);
     wait_for_the_kernel_before();
-    int other = again.first;
-    for (int slot = 0; slot < SLOTS && again.is_there(); ++slot, begun.go_on()) {
-        copy_rows(map, again, other, begun);
-        if (++other == again.last) again.go_on(), other = again.first;
-    }
-    for (; work.is_there(); ring.go_on()) {
-        ring.await_empty();
-        copy_weights(matrix, work, chunk, ring);
-        copy_rows(map, work, chunk, ring);
-        if (++chunk == work.last) work.go_on(), chunk = work.first;
+    for (; first.is_first(); first.go_on(COPIERS)) copy_rows(map, first.work, first.chunk, first.ring);
+    for (; next.is_there(); next.go_on(COPIERS)) {
+        next.ring.await_empty();
+        copy_weights(matrix, next.work, next.chunk, next.ring);
+        copy_rows(map, next.work, next.chunk, next.ring);
     }
 }
 
@@ -176,47 +195,117 @@ struct Marks {
     }
 };
 
-// The sums of a part of a tile. A slot is empty once the tensor cores have read it: a step into the next one.
-__device__ void multiply(float (&sums)[ROWS / 2], const Work& work, Ring& ring, const unsigned char* slots) {
-    const int output = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-    const bool is_first_lane = threadIdx.x % 32 == 0;
-    float of_chunk[ROWS / 2];
-    float(&added)[ROWS / 2] = SCALES_SUMS ? of_chunk : sums;
-    unsigned values[2][4], before = 0;
+// A thread's part of a chunk: codes of two outputs.
+struct Codes {
+    uint4 words[2];
     Marks marks;
+
+    __device__ void read(const unsigned char* slot) {
+        words[0] = *(const uint4*)(slot + CODES_AT + threadIdx.x * 16);
+        words[1] = *(const uint4*)(slot + CODES_AT + HALF_BYTES + threadIdx.x * 16);
+    }
+
+    // The tensor cores' left operands of some steps.
+    __device__ void decode(unsigned (&values)[STEPS][4], int first_step, const unsigned char* slot) {
+        const int output = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
-    for (int each = 0; each < ROWS / 2; ++each) sums[each] = 0;
-    for (int chunk = work.first; chunk < work.last; ++chunk, ring.go_on()) {
-        ring.await_full();
-        const unsigned char* slot = slots + ring.slot * SLOT_BYTES;
-        const uint4 words[2] = {*(const uint4*)(slot + CODES_AT + threadIdx.x * 16),
-                                *(const uint4*)(slot + CODES_AT + HALF_BYTES + threadIdx.x * 16)};
-        const unsigned begin = same_in_warp(ring.at() >> 4 | 1 << 16);
-#pragma unroll
-        for (int step = 0; step < 8; ++step) {
+        for (int each = 0; each < STEPS; ++each) {
+            const int step = first_step + each;
             if (step % (8 / SCALES) == 0) marks.read(slot, step * SCALES / 8, output);
-            wait_for_wgmma<1>();
-            if (!SCALES_SUMS && step == 1) arrive_if(before, is_first_lane && before);
-            unsigned(&own)[4] = values[step % 2];
-            const uint4& half = words[step % 2];
-            own[0] = marks.values(half.x, step / 2, 0);
-            own[1] = marks.values(half.y, step / 2, 1);
-            own[2] = marks.values(half.z, step / 2, 0);
-            own[3] = marks.values(half.w, step / 2, 1);
-            begin_wgmma();
-            multiply_add(added, own, rows_at(begin, step), !SCALES_SUMS || step);
-            close_wgmma();
-        }
-        before = ring.empty();
-        if (SCALES_SUMS) {
-            wait_for_wgmma<0>();
-            arrive_if(before, is_first_lane);
-#pragma unroll
-            for (int each = 0; each < ROWS / 2; ++each) sums[each] += of_chunk[each] * marks.whole[each / 2 % 2];
+            const uint4& own = words[step % 2];
+            values[each][0] = marks.values(own.x, step / 2, 0);
+            values[each][1] = marks.values(own.y, step / 2, 1);
+            values[each][2] = marks.values(own.z, step / 2, 0);
+            values[each][3] = marks.values(own.w, step / 2, 1);
         }
     }
+};
+
+__device__ void begin_to_multiply(float (&sums)[ROWS / 2], const unsigned (&values)[STEPS][4], unsigned begin,
+                                  int first_step, bool is_more) {
+    begin_wgmma();
+#pragma unroll
+    for (int each = 0; each < STEPS; ++each)
+        multiply_add(sums, values[each], rows_at(begin, first_step + each), is_more || each);
+    close_wgmma();
+}
+
+// What a thread that multiplies needs from chunk to chunk. While the tensor cores have some steps, the codes of the next are decoded.
+struct Multiplier {
+    const unsigned char* slots;
+    Ring& ring;
+    unsigned values[2][STEPS][4], before;
+    Codes codes;
+    float scale[2];  // of the chunk before
+
+    __device__ Multiplier(const unsigned char* slots, Ring& ring) : slots(slots), ring(ring), before(0), scale{0, 0} {
+        ring.await_full();
+        codes.read(slot());
+        codes.decode(values[0], 0, slot());
+    }
+
+    __device__ const unsigned char* slot() const { return slots + ring.slot * SLOT_BYTES; }
+
+    // Adds a chunk to sums, or begins them, later. Behind the last chunk the next codes are decoded in vain: a branch would
+    // let no wgmma be under way. Its slot is empty once the tensor cores have read it: some steps into the next one, and
+    // then the sums of the chunk before are there.
+    template <class Meanwhile>
+    __device__ void multiply(float (&sums)[ROWS / 2], bool is_more, bool is_last, Meanwhile meanwhile) {
+        const unsigned begin = same_in_warp(ring.at() >> 4 | 1 << 16), empty = ring.empty();
+#pragma unroll
+        for (int step = 0; step < 8 - STEPS; step += STEPS) {
+            begin_to_multiply(sums, values[step / STEPS % 2], begin, step, is_more || step);
+            wait_for_wgmma<1>();
+            if (step == 0) Ring::release(before), meanwhile();
+            codes.decode(values[step / STEPS % 2 ^ 1], step + STEPS, slot());
+        }
+        begin_to_multiply(sums, values[1], begin, 8 - STEPS, true);
+        scale[0] = codes.marks.whole[0], scale[1] = codes.marks.whole[1];
+        ring.go_on();
+        if (!is_last) ring.await_full();
+        codes.read(slot());
+        wait_for_wgmma<1>();
+        codes.decode(values[0], 0, slot());
+        before = empty;
+    }
+};
+
+__device__ void add_scaled(float (&sums)[ROWS / 2], const float (&of_chunk)[ROWS / 2], const float (&scale)[2]) {
+#pragma unroll
+    for (int each = 0; each < ROWS / 2; ++each) sums[each] += of_chunk[each] * scale[each / 2 % 2];
+}
+
+__device__ void add_last(float (&sums)[ROWS / 2], const float (&of_chunk)[ROWS / 2], const float (&scale)[2]) {
     wait_for_wgmma<0>();
-    if (!SCALES_SUMS) arrive_if(before, is_first_lane);
+    add_scaled(sums, of_chunk, scale);
+}
+
+// The sums of a part of a tile, of which each chunk's are scaled while the tensor cores have the next one. The loop has two
+// ends: behind a common one ptxas would not know which sums are the last, and would let no wgmma be under way.
+__device__ void multiply(float (&sums)[ROWS / 2], const Work& work, Ring& ring, const unsigned char* slots) {
+    Multiplier own(slots, ring);
+#pragma unroll
+    for (int each = 0; each < ROWS / 2; ++each) sums[each] = 0;
+    if constexpr (!SCALES_SUMS) {
+        for (int chunk = work.first; chunk < work.last; ++chunk)
+            own.multiply(sums, true, chunk + 1 == work.last, [] {});
+        wait_for_wgmma<0>();
+    } else {
+        float even[ROWS / 2], odd[ROWS / 2] = {};
+        for (int chunk = work.first;; ++chunk) {
+            own.multiply(even, false, chunk + 1 == work.last, [&] { add_scaled(sums, odd, own.scale); });
+            if (++chunk == work.last) {
+                add_last(sums, even, own.scale);
+                break;
+            }
+            own.multiply(odd, false, chunk + 1 == work.last, [&] { add_scaled(sums, even, own.scale); });
+            if (chunk + 1 == work.last) {
+                add_last(sums, odd, own.scale);
+                break;
+            }
+        }
+    }
+    Ring::release(own.before);
 }
 
 // Sums that a block leaves lie as its threads have them.
@@ -251,12 +340,12 @@ __device__ void add_left(float (&sums)[ROWS / 2], const Work& work, float* left,
 // A thread has two rows of an output of each 8 x 8; four threads come to have the 16 outputs of a row.
 __device__ void write_sums(const float (&sums)[ROWS / 2], unsigned short* out, long long out_stride, int num_rows,
                            const Matrix& matrix, const Work& work) {
-    const int lane = threadIdx.x % 32, place = lane % 4, output = (work.first_tile() + threadIdx.x / 32) * 16;
+    const int lane = threadIdx.x % 32, place = lane % 4, output = (work.first_tile + threadIdx.x / 32) * 16;
     const bool is_low = place < 2, is_outer = place == 0 || place == 3;
     if (output >= matrix.num_outputs) return;
 #pragma unroll
     for (int eight = 0; eight < ROWS / 8; ++eight) {
-        const int row = work.first_row() + eight * 8 + lane / 4;
+        const int row = work.first_row + eight * 8 + lane / 4;
         const unsigned low = transposed(bfloat16_pair(sums[4 * eight], sums[4 * eight + 1]));
         const unsigned high = transposed(bfloat16_pair(sums[4 * eight + 2], sums[4 * eight + 3]));
         const unsigned own = is_low ? low : high, more = from_lane_xor(is_low ? high : low, 2);
@@ -273,7 +362,7 @@ __device__ void write_share(unsigned short* out, long long out_stride, int num_r
                             const Work& work, unsigned kept) {
     constexpr int FOURS = OUTPUTS / 4, AT_ONCE = 4;
     const int splits = cluster_size(), share = (ROWS + splits - 1) / splits, first = blockIdx.x % splits * share;
-    const int all_fours = (min(min(first + share, ROWS), num_rows - work.first_row()) - first) * FOURS;
+    const int all_fours = (min(min(first + share, ROWS), num_rows - work.first_row) - first) * FOURS;
     for (int begin = threadIdx.x; begin < all_fours; begin += AT_ONCE * CONSUMERS) {
         float4 sums[AT_ONCE] = {};
         for (int other = 0; other < splits; ++other)
@@ -286,9 +375,9 @@ __device__ void write_share(unsigned short* out, long long out_stride, int num_r
             }
 #pragma unroll
         for (int each = 0; each < AT_ONCE; ++each) {
-            const int four = begin + each * CONSUMERS, output = work.first_tile() * 16 + four % FOURS * 4;
+            const int four = begin + each * CONSUMERS, output = work.first_tile * 16 + four % FOURS * 4;
             if (four >= all_fours || output >= matrix.num_outputs) continue;
-            write_four(out + (work.first_row() + first + four / FOURS) * out_stride + output,
+            write_four(out + (work.first_row + first + four / FOURS) * out_stride + output,
                        bfloat16_pair(sums[each].x, sums[each].y), bfloat16_pair(sums[each].z, sums[each].w));
         }
     }
@@ -310,8 +399,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     __syncthreads();
     const bool is_shared = cluster_size() > 1;
     if (threadIdx.x >= CONSUMERS) {
-        give_registers<REGISTERS>();
-        if (threadIdx.x == CONSUMERS) copy(map, matrix, work, ring);
+        give_registers<KEPT_REGISTERS>();
+        if (threadIdx.x % 32 == 0) copy(map, matrix, work, ring);
         meet_the_warp();
         if (is_shared) meet_the_cluster();
     } else {
@@ -334,5 +423,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             write_share(out, out_stride, (int)rows, matrix, work, shared_address(memory) + BARRIER_BYTES);
         }
     }
-    if (is_shared) meet_the_cluster();  // whose shared memory must last until all have read it
+    if (is_shared) leave_the_cluster();  // whose shared memory must last until all have read it
 }

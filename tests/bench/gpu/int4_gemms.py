@@ -63,9 +63,9 @@ FEW_ROWS = tuple(
     )
 )
 MANY_ROWS = {
-    16: ((16, 1, 6, 3), (16, 2, 8, 2), (16, 4, 10, 1)),
-    32: ((32, 1, 5, 3), (32, 2, 6, 2), (32, 4, 8, 1)),
-    64: ((64, 1, 3, 3), (64, 1, 4, 2), (64, 2, 8, 1), (64, 3, 7, 1)),
+    16: ((16, 1, 6, 3), (16, 1, 10, 2), (16, 2, 8, 2), (16, 4, 10, 1)),
+    32: ((32, 1, 5, 3), (32, 1, 8, 2), (32, 2, 6, 2), (32, 4, 8, 1)),
+    64: ((64, 1, 5, 2), (64, 2, 8, 1), (64, 3, 7, 1)),
     128: ((64, 2, 8, 1), (64, 3, 7, 1), (128, 1, 3, 2), (128, 2, 5, 1), (128, 3, 5, 1)),
     256: ((128, 2, 5, 1), (128, 3, 5, 1), (256, 1, 3, 1), (256, 2, 3, 1)),
     512: ((128, 3, 5, 1), (256, 1, 3, 1), (256, 2, 3, 1)),
@@ -273,7 +273,7 @@ def bfloat16_us(x_NI: Tensor, dense: Sequence[Tensor]) -> float:
 
 
 def measure_matrices(
-    shapes: Mapping[str, tuple[int, int]], fits: frozenset[Job], deadline: float
+    shapes: Mapping[str, tuple[int, int]], rows: Sequence[int], fits: frozenset[Job], deadline: float
 ) -> tuple[list[dict[str, object]], dict[str, Any]]:
     """Rows of the results file, and of the tuning table."""
     results, table = list[dict[str, object]](), dict[str, dict[str, list[int]]]()
@@ -287,7 +287,7 @@ def measure_matrices(
             print(f"WRONG {name}: de-quantised weights differ", flush=True)
         us = chain_us(partial(_whole, panel_OI), weights)
         print(f"{name} {num_outputs}x{num_inputs}: de-quantise {us:.1f} us", flush=True)
-        for num_rows in ROWS:
+        for num_rows in rows:
             if time.monotonic() > deadline:
                 print("out of time", flush=True)
                 return results, table
@@ -381,6 +381,7 @@ def main() -> None:
     parser.add_argument(
         "--cuda-only", action="store_true", help="leave out Triton's tiles and experts: not for the table"
     )
+    parser.add_argument("--rows", type=int, nargs="+", choices=ROWS, default=ROWS, help="only these numbers of rows")
     parser.add_argument("--write", action="store_true", help="add the fastest tiles to this GPU's tuning table")
     options = parser.parse_args()
     begun = time.monotonic()
@@ -390,7 +391,7 @@ def main() -> None:
     jobs = {
         Job(inputs, row_tile(num), tile)
         for outputs, inputs in ({} if options.cuda_only else shapes).values()
-        for num in ROWS
+        for num in options.rows
         for tile in tiles(outputs, inputs, num)
     }
     with ProcessPoolExecutor(NUM_PROCESSES, multiprocessing.get_context("spawn")) as pool:
@@ -398,7 +399,7 @@ def main() -> None:
         fits = frozenset(job for job in pool.map(compile_ahead, sorted(jobs, key=str), chunksize=2) if job)
         grouped_fits = [tile for tile in grouped if tile is not None]
     print(f"{torch.cuda.get_device_name()}: {len(fits)} of {len(jobs)} kernels fit, {time.monotonic() - begun:.0f} s")
-    results, table = measure_matrices(shapes, fits, begun + options.seconds)
+    results, table = measure_matrices(shapes, options.rows, fits, begun + options.seconds)
     for kind, group_size in ((INTEGER, GROUP), (FLOAT, 32)):
         if grouped_fits and time.monotonic() < begun + options.seconds:
             results += measure_experts(grouped_fits, kind, group_size)

@@ -265,6 +265,7 @@ void multiply_add_of(float (&sums)[4], const unsigned (&values)[4], unsigned low
 }
 
 inline void meet_the_cluster() { arrive(fiber->block->cluster->barrier, fiber->block->cluster->num_threads); }
+inline void leave_the_cluster() { meet_the_cluster(); }
 inline int cluster_size() { return (int)fiber->block->cluster->blocks.size(); }
 
 inline void multiply_add(float (&sums)[4], const unsigned (&values)[4], unsigned low, unsigned high) {
