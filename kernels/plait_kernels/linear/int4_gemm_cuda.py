@@ -100,11 +100,11 @@ def launch_of(num_rows: int, weight: Int4Weight, tile: CudaTile, multiprocessors
     blocks = tiles * cluster or min(multiprocessors * tile.blocks, tiles * chunks)
     slots, sums = _slots(weight, tile) * _slot_bytes(weight, tile), tile.rows * (_outputs(tile) + 4) * 4
     shared_bytes = 2 * _ALIGNMENT + max(slots, sums)
-    return Launch(blocks, WARPGROUP * tile.warpgroups + WARP * _copiers(tile), shared_bytes, max(1, cluster))
+    return Launch(blocks, WARPGROUP * tile.warpgroups + WARP * _more_warps(tile), shared_bytes, max(1, cluster))
 
 
-def _copiers(tile: WgmmaTile) -> int:
-    """Warps that copy, as the kernel has them."""
+def _more_warps(tile: WgmmaTile) -> int:
+    """Of those that do not multiply, as the kernel has them."""
     if (tile.rows, tile.warpgroups) in _MOVED:
         return WARPGROUP // WARP
     return 1 if tile.blocks > 2 else 2

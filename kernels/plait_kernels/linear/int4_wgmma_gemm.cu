@@ -1,8 +1,8 @@
 // GEMM of some rows to thousands with 4-bit weights on Hopper's tensor cores (wgmma).
 //
 // A tile is 64 outputs a warpgroup by ROWS rows. Codes become bfloat16 in registers, the left operand; rows are in shared
-// memory, the right one. Some more warps copy both, a chunk each in turns, as far ahead as there are slots; a chunk is six
-// copies, whose beginning takes one thread some hundred cycles.
+// memory, the right one. Some more warps copy both, a chunk each in turns, as far ahead as there are slots: a chunk is six
+// copies, which one thread begins one after the other.
 //
 // The blocks of a cluster share the chunks of a tile, and each adds the sums of some rows in a fixed order. Without
 // clusters the chunks of all tiles are shared out evenly among the blocks, each of which has its tiles from the last to
@@ -20,9 +20,10 @@ constexpr int REGISTERS = ROWS == 256 && WARPGROUPS == 2 ? 216 : ROWS >= 64 && W
 constexpr int KEPT_REGISTERS = REGISTERS == 216 ? 72 : REGISTERS ? 56 : 0;
 static_assert(!REGISTERS || BLOCKS == 1, "a multiprocessor has no more registers to move");
 constexpr int CONSUMERS = WARPGROUPS * 128;
-// Warps that copy, a chunk each; registers are moved between whole warpgroups.
-constexpr int COPIERS = REGISTERS ? 4 : BLOCKS > 2 ? 1 : 2;
-constexpr int THREADS = CONSUMERS + COPIERS * 32;
+constexpr int WARPS = REGISTERS ? 4 : BLOCKS > 2 ? 1 : 2;  // more; registers are moved between whole warpgroups
+// Warps that copy, a chunk each. With more than slots one would wait for a phase of a barrier before the last has begun.
+constexpr int COPIERS = WARPS < SLOTS ? WARPS : SLOTS;
+constexpr int THREADS = CONSUMERS + WARPS * 32;
 constexpr int OUTPUTS = WARPGROUPS * 64;
 constexpr int BOX_BYTES = ROWS * 128;  // 64 inputs
 constexpr int HALF_BYTES = OUTPUTS * 32;
@@ -230,7 +231,8 @@ __device__ void begin_to_multiply(float (&sums)[ROWS / 2], const unsigned (&valu
     close_wgmma();
 }
 
-// What a thread that multiplies needs from chunk to chunk. While the tensor cores have some steps, the codes of the next are decoded.
+// What a thread that multiplies needs from chunk to chunk. While the tensor cores have some steps, the codes of the next
+// are decoded.
 struct Multiplier {
     const unsigned char* slots;
     Ring& ring;
@@ -400,7 +402,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const bool is_shared = cluster_size() > 1;
     if (threadIdx.x >= CONSUMERS) {
         give_registers<KEPT_REGISTERS>();
-        if (threadIdx.x % 32 == 0) copy(map, matrix, work, ring);
+        const bool copies = threadIdx.x % 32 == 0 && threadIdx.x < CONSUMERS + COPIERS * 32;
+        if (copies) copy(map, matrix, work, ring);
         meet_the_warp();
         if (is_shared) meet_the_cluster();
     } else {
