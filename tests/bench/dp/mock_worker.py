@@ -155,6 +155,7 @@ def main() -> None:
     parser.add_argument("--rank", required=True, type=int)
     parser.add_argument("--config", required=True, type=Path)
     parser.add_argument("--parent", type=int)
+    parser.add_argument("--kernel-cache")
     options = parser.parse_args()
     step_seconds = float(os.environ.get("MOCK_STEP_MS", "0")) / 1e3
     MockRank(options.connect, options.rank, options.config, step_seconds).run()
