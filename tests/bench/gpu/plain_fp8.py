@@ -119,7 +119,8 @@ def install(file: Path) -> None:
     from plait_worker.layers.rope import Rope
     from plait_worker.weights.formats import fp8_check
 
-    fp8_check.check_once = lambda *_: None  # the engine does not round a lone row, this rounds it outside of steps
+    # The engine does not round a lone row, but this does outside of steps.
+    fp8_check.check_once = lambda *_: None  # type: ignore[attr-defined]
     plain, tables = PlainFp8(), Rope.tables
 
     def begin(rope: Rope, positions_T: Tensor) -> tuple[Tensor, Tensor]:
