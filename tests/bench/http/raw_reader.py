@@ -157,9 +157,9 @@ class RawReader:
     def stream(self, bodies: Sequence[bytes], on_begin: Call, on_end: Call) -> Window:
         """One event stream a connection, to its end; the calls come when the window begins and ends."""
         streaming = Streaming(len(self.lines), on_begin, on_end)
-        self._send_all(bodies)
         num_open, monotonic, into = len(self.lines), time.monotonic, self._into
         with _no_collections():
+            self._send_all(bodies)
             while num_open:
                 for line in self._ready():
                     if data := line.read(into):
@@ -216,7 +216,7 @@ def _request(body: bytes) -> bytes:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """One would hold up every stream."""
+    """One would hold up every stream. So the one before them comes before they are asked for."""
     gc.collect()
     gc.disable()
     try:
