@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from plait_kernels.linear import Fp8Matrix, Fp8Weight
-from plait_kernels.linear.fp8 import quantise_blocks, quantise_outputs
+from plait_kernels.linear.fp8 import quantise_blocks, quantise_outputs, quantise_rows
+from plait_kernels.linear.fp8_reference import silu_mul_quantise
 from plait_kernels.moe import Fp8Experts, stack_fp8
 from plait_worker.errors import WorkerError
 from plait_worker.weights.formats import fp8_check, gemm_check
@@ -36,6 +37,31 @@ def experts_of(kind: Kind) -> Fp8Experts:
 def test_right_gemms_pass(kind: Kind) -> None:
     fp8_check.check_fp8(drawn(kind, 272, 512, 0))
     fp8_check.check_fp8_experts(experts_of(kind))
+
+
+def summed_as_on_a_gpu(experts: Fp8Experts, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
+    """In another order; what lies between gate and down is bfloat16 before it is FP8."""
+    gate_up, down = experts.gate_up_EJH, experts.down_EHI
+    is_grouped, out_TH = gate_up.block_rows > 0, torch.zeros_like(x_TH, dtype=torch.float32)
+    rows_TH = quantise_rows(x_TH.float(), is_grouped=is_grouped).dequantised().double()
+    for weight, expert in zip(weights_TK[0], experts_TK[0].tolist(), strict=True):
+        gate_up_TJ = (rows_TH @ gate_up.one(expert).dequantised().double().T).bfloat16()
+        gated_TI = silu_mul_quantise(gate_up_TJ, is_grouped=is_grouped).dequantised()
+        out_TH += weight * (gated_TI @ down.one(expert).dequantised().T)
+    return out_TH.bfloat16()
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+@pytest.mark.parametrize("width", [128, 256])
+def test_experts_that_round_to_bfloat16_between_their_gemms_are_right(
+    kind: Kind, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fp8Experts, "__call__", summed_as_on_a_gpu)
+    monkeypatch.setattr(fp8_check, "_MAX_EXPERTS_ERROR", gemm_check.MAX_ERROR / 3)
+    for first in range(0, 6, 2):
+        pairs = ((drawn(kind, 2 * width, 512, first + one), drawn(kind, 512, width, 9 + one)) for one in range(2))
+        gemm_check._checked.clear()
+        fp8_check.check_fp8_experts(stack_fp8(pairs))
 
 
 def test_weights_that_are_all_zeros_pass() -> None:

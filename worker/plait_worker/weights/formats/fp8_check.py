@@ -13,28 +13,39 @@ from plait_kernels.moe import Fp8Experts
 from plait_kernels.moe.parts import MAX_INDEXED
 from torch import Tensor
 
-from plait_worker.weights.formats.gemm_check import OUTPUTS, check_once, error, experts_error, random_rows
+from plait_worker.weights.formats.gemm_check import MAX_ERROR, OUTPUTS, check_once, error, experts_error, random_rows
 
 _ROWS = (1, 8, 16, 32, 64, 65, 512)
 """Each kind of GEMM: of one row that is not rounded, of each tile, and torch's, which pads what is no whole fours."""
 _EXPERT_ROWS = (1, 16, 64, 512)
 """One row's pairs by themselves, and groups of few rows and of many."""
+_MAX_EXPERTS_ERROR = 1 / 8
+"""From one FP8 number to the next: by its last bit a value between gate and down may become either."""
 
 
 def check_fp8(weight: Fp8Weight) -> None:
     """Once for each size of blocks. Raises ``WorkerError`` if a GEMM is wrong on this GPU."""
-    _check_once(weight, "a matrix", _ROWS, lambda num_rows: _matrix_error(weight, num_rows))
+    _check_once(weight, "a matrix", _ROWS, lambda num_rows: _matrix_error(weight, num_rows), MAX_ERROR)
 
 
 def check_fp8_experts(experts: Fp8Experts) -> None:
     """The same for a layer's experts."""
-    _check_once(experts.down_EHI, "experts", _EXPERT_ROWS, lambda num_rows: _experts_error(experts, num_rows))
+    _check_once(
+        experts.down_EHI,
+        "experts",
+        _EXPERT_ROWS,
+        lambda num_rows: _experts_error(experts, num_rows),
+        _MAX_EXPERTS_ERROR,
+    )
 
 
-def _check_once(weight: Fp8Weight, what: str, rows: Sequence[int], error_of: Callable[[int], float]) -> None:
+def _check_once(
+    weight: Fp8Weight, what: str, rows: Sequence[int], error_of: Callable[[int], float], max_error: float
+) -> None:
     scales = f"blocks of {weight.block_rows} outputs" if weight.block_rows else "a scale an output"
     gemms = f"{what} of FP8 weights with {scales}"
-    check_once(("fp8", weight.block_rows, what), gemms, rows, error_of, "--dtype bfloat16, not --quantization fp8")
+    advice = "--dtype bfloat16, not --quantization fp8"
+    check_once(("fp8", weight.block_rows, what), gemms, rows, error_of, advice, max_error)
 
 
 def _matrix_error(weight: Fp8Weight, num_rows: int) -> float:
