@@ -169,6 +169,21 @@ def test_a_file_belongs_to_one_living_launcher(tmp_path: Path) -> None:
         pass
 
 
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "thesis").write_text("all of it")
+    (tmp_path / ".restarts.lock").symlink_to(tmp_path / "thesis")
+    file = str(tmp_path / "restarts")
+    with pytest.raises(SettingsError, match="cannot be written: Too many levels"), restart_file_held(file):
+        pass
+    assert (tmp_path / "thesis").read_text() == "all of it"
+
+
+def test_a_pipe_in_place_of_the_lock_stops_no_start(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".restarts.lock")
+    with restart_file_held(str(tmp_path / "restarts")):
+        pass
+
+
 def test_a_file_in_a_folder_that_is_gone_is_held_by_nobody(tmp_path: Path) -> None:
     file = str(tmp_path / "gone" / "restarts")
     with pytest.raises(SettingsError, match="cannot be written: No such file or dir"), restart_file_held(file):

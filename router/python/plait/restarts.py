@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 from plait_proto import UNDECODABLE, ExitCode
@@ -48,7 +48,7 @@ def restart_file_held(file: str | None) -> Iterator[None]:
         return
     path = Path(os.path.realpath(file))
     try:
-        lock = (path.parent / f".{path.name}.lock").open("wb")
+        lock = _opened_lock(path.parent / f".{path.name}.lock")
     except OSError as error:
         raise _unwritable(file, error) from error
     with lock:
@@ -63,6 +63,12 @@ def restart_file_held(file: str | None) -> Iterator[None]:
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
                 raise _unwritable(file, error) from error
         yield
+
+
+def _opened_lock(path: Path) -> BinaryIO:
+    """Nothing is written to it. In a folder like /tmp another user may have put a link or a pipe there."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    return open(os.open(path, flags, 0o600), "r+b", buffering=0)
 
 
 def _unwritable(file: str, error: OSError) -> SettingsError:
