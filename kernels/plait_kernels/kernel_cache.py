@@ -18,6 +18,8 @@ _log = logging.getLogger(__name__)
 
 MAX_FILES = 256
 """Those that were used last stay. A model has some forty, of 10 to 100 KB."""
+_SUFFIX = ".cubin"
+"""Files without it are not ours, and stay."""
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -44,11 +46,12 @@ class KernelCache:
         if folder is None:
             return None
         try:
-            kept = _read(key, folder)
-            os.utime(key, dir_fd=folder)
+            kept = _read(key + _SUFFIX, folder)
         except OSError as error:
             _log.debug("no compiled kernel: %s", error)
             return None
+        with contextlib.suppress(OSError):  # of a folder that can only be read
+            os.utime(key + _SUFFIX, dir_fd=folder, follow_symlinks=False)
         digest, code = kept[:_DIGEST_BYTES], kept[_DIGEST_BYTES:]
         return code if hashlib.sha256(code).digest() == digest else None
 
@@ -58,7 +61,7 @@ class KernelCache:
         if folder is None:
             return
         try:
-            _write(key, hashlib.sha256(code).digest() + code, folder)
+            _write(key + _SUFFIX, hashlib.sha256(code).digest() + code, folder)
             _prune(folder)
         except OSError as error:
             _log.debug("a compiled kernel is not kept: %s", error)
@@ -100,7 +103,7 @@ def _read(name: str, folder: int) -> bytes:
 
 def _write(name: str, content: bytes, folder: int) -> None:
     """Whole, or not at all."""
-    new = f".{name}.{os.getpid()}.{threading.get_ident()}"
+    new = f".{os.getpid()}.{threading.get_ident()}.{name}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     try:
         with open(os.open(new, flags, 0o600, dir_fd=folder), "wb") as file:
@@ -114,7 +117,8 @@ def _write(name: str, content: bytes, folder: int) -> None:
 
 def _prune(folder: int) -> None:
     """What a killed process left half written goes too, once it is among the oldest."""
-    by_time = sorted(((_used_at(name, folder), name) for name in os.listdir(folder)), reverse=True)
+    names = (name for name in os.listdir(folder) if name.endswith(_SUFFIX))
+    by_time = sorted(((_used_at(name, folder), name) for name in names), reverse=True)
     for _, name in by_time[MAX_FILES:]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -42,10 +43,20 @@ def test_code_is_kept_for_the_next_start_in_a_folder_of_the_users_own(folder: Pa
 def test_a_broken_file_is_none_and_is_written_anew(folder: Path, kept: bytes) -> None:
     cache = opened(folder)
     cache.put("a", CODE)
-    (folder / "a").write_bytes(kept)
+    (folder / "a.cubin").write_bytes(kept)
     assert cache.get("a") is None
     cache.put("a", CODE)
     assert cache.get("a") == CODE
+
+
+def test_a_folder_that_can_only_be_read_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(folder).put("a", CODE)
+
+    def refuse(*_given: object, **_more: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert opened(folder).get("a") == CODE
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o702])
@@ -56,7 +67,7 @@ def test_a_folder_that_others_may_write_is_not_used(folder: Path, mode: int, cap
     cache = opened(folder)
     cache.put("b", CODE)
     assert cache.get("a") is None
-    assert [file.name for file in folder.iterdir()] == ["a"]
+    assert [file.name for file in folder.iterdir()] == ["a.cubin"]
     assert "others may write there" in caplog.text
     assert {record.levelno for record in caplog.records} == {logging.DEBUG}
 
@@ -85,8 +96,8 @@ def test_a_folder_that_cannot_be_made_costs_a_line_of_debugging(
 def test_a_link_is_not_followed(folder: Path, tmp_path: Path) -> None:
     cache = opened(folder)
     cache.put("a", CODE)
-    (folder / "a").rename(tmp_path / "elsewhere")
-    (folder / "a").symlink_to(tmp_path / "elsewhere")
+    (folder / "a.cubin").rename(tmp_path / "elsewhere")
+    (folder / "a.cubin").symlink_to(tmp_path / "elsewhere")
     assert cache.get("a") is None
 
 
@@ -95,10 +106,12 @@ def test_files_that_were_used_last_stay(folder: Path, monkeypatch: pytest.Monkey
     cache = opened(folder)
     for age, name in enumerate(("c", "b", "a"), 1):
         cache.put(name, CODE)
-        os.utime(folder / name, (1_000_000 - age, 1_000_000 - age))
+        os.utime(folder / f"{name}.cubin", (1_000_000 - age, 1_000_000 - age))
     assert cache.get("a") == CODE, "which makes it the newest"
+    (folder / "thesis").touch()
+    os.utime(folder / "thesis", (0, 0))
     cache.put("d", CODE)
-    assert {file.name for file in folder.iterdir()} == {"a", "c", "d"}
+    assert {file.name for file in folder.iterdir()} == {"a.cubin", "c.cubin", "d.cubin", "thesis"}
 
 
 @pytest.fixture
