@@ -24,6 +24,7 @@ constexpr int WARPS = REGISTERS ? 4 : BLOCKS > 2 ? 1 : 2;  // more; registers ar
 // Warps that copy, a chunk each. With more than slots one would wait for a phase of a barrier before the last has begun.
 constexpr int COPIERS = WARPS < SLOTS ? WARPS : SLOTS;
 constexpr int THREADS = CONSUMERS + WARPS * 32;
+static_assert(SLOTS > 1, "a chunk is awaited before the slot of the one before it is empty");
 constexpr int OUTPUTS = WARPGROUPS * 64;
 constexpr int BOX_BYTES = ROWS * 128;  // 64 inputs
 constexpr int HALF_BYTES = OUTPUTS * 32;
