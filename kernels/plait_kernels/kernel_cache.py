@@ -97,8 +97,12 @@ def _open_own(folder: Path) -> int:
 
 
 def _read(name: str, folder: int) -> bytes:
-    with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder), "rb") as file:
-        return file.read()
+    opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    if stat.S_ISREG(os.fstat(opened).st_mode):
+        with open(opened, "rb") as file:
+            return file.read()
+    os.close(opened)
+    raise OSError(f"{name} is no regular file")
 
 
 def _write(name: str, content: bytes, folder: int) -> None:

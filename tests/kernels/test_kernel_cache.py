@@ -101,6 +101,18 @@ def test_a_link_is_not_followed(folder: Path, tmp_path: Path) -> None:
     assert cache.get("a") is None
 
 
+def test_a_folder_or_a_pipe_in_place_of_a_file_is_none(folder: Path) -> None:
+    cache = opened(folder)
+    cache.put("a", CODE)
+    (folder / "b.cubin").mkdir()
+    os.mkfifo(folder / "c.cubin")
+    writer = os.open(folder / "c.cubin", os.O_RDWR)
+    num_open = len(os.listdir("/proc/self/fd"))
+    assert [cache.get(key) for key in "abc"] == [CODE, None, None]
+    assert len(os.listdir("/proc/self/fd")) == num_open
+    os.close(writer)
+
+
 def test_files_that_were_used_last_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_cache, "MAX_FILES", 3)
     cache = opened(folder)
