@@ -365,6 +365,8 @@ POOLS_MEAN = 2
 
 FAILED_ROW = 0xFFFFFFFF
 """Stands for the token of a row whose logits were NaN or infinite."""
+NO_RESULT = "no result in time"
+"""In the engine's reason for a replica that it gives up because a step has not ended."""
 
 
 class ResultHeader(Fields, frozen=True):

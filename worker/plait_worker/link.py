@@ -20,6 +20,7 @@ from queue import Empty, Queue
 
 import zmq
 from plait_proto import (
+    NO_RESULT,
     Drain,
     ExitCode,
     Fail,
@@ -55,8 +56,6 @@ _FLUSH_MILLISECONDS = 2000
 _HIGH_WATER_MARK = 64
 # From the link's end to the process's. A loop that waits for a GPU whose peer is gone never comes back.
 _COMEBACK_SECONDS = 1.0
-NO_RESULT = "no result in time"
-"""In the engine's reason if a rank hangs in a step."""
 # Two plans of credit, the masks of each in a few messages, and a Drain wait at most; a Welcome came before them.
 _MAX_WAITING = 64
 # If one of these is lost, the worker's state differs from the engine's; other messages may be lost.

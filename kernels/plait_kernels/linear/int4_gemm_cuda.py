@@ -39,8 +39,6 @@ _SHARED_BYTES, _BLOCK_BYTES = 228 << 10, 227 << 10
 """Of a multiprocessor, for all its blocks; of one block at most."""
 _SYSTEM_BYTES = 1024
 """Of shared memory, that CUDA takes for each block."""
-_MOVED = (64, 3), (128, 3), (256, 2)
-"""Rows and warpgroups of tiles that have registers moved to the warpgroups that multiply, from one that copies."""
 LEFT_SUMS, LEFT_FLAGS = 1 << 15, 8
 """Of a multiprocessor's blocks: floats, and integers."""
 
@@ -105,7 +103,8 @@ def launch_of(num_rows: int, weight: Int4Weight, tile: CudaTile, multiprocessors
 
 def _more_warps(tile: WgmmaTile) -> int:
     """Of those that do not multiply, as the kernel has them."""
-    if (tile.rows, tile.warpgroups) in _MOVED:
+    # Registers are moved to the warpgroups that multiply, from one that copies.
+    if (tile.rows, tile.warpgroups) == (256, 2) or (tile.rows >= 64 and tile.warpgroups == 3):
         return WARPGROUP // WARP
     return 1 if tile.blocks > 2 else 2
 

@@ -107,7 +107,7 @@ class PlainFp8:
         for expert in experts_TK.unique().tolist():
             pairs = (experts_TK.flatten() == expert).nonzero()[:, 0]
             alone = None if self.alone_N is None else self.alone_N[pairs // top_k]
-            gate_up, down = (_one(stack, expert) for stack in (experts.gate_up_EJH, experts.down_EHI))
+            gate_up, down = experts.gate_up_EJH.one(expert), experts.down_EHI.one(expert)
             both = self.matmul(x_TH[pairs // top_k], gate_up, is_grouped=is_grouped, alone_N=alone)
             gated = activation.silu_mul(both.float())
             parts[pairs] = self.matmul(gated, down, is_grouped=is_grouped, alone_N=alone).float()
@@ -158,7 +158,3 @@ def _exact_matmul(x_NI: Tensor, stored_OI: Tensor) -> Tensor:
     if x_NI.is_cuda:
         return torch.mm(x_NI.bfloat16(), stored_OI.bfloat16().T, out_dtype=torch.float32)
     return x_NI.float() @ stored_OI.float().T
-
-
-def _one(stack: Fp8Weight, expert: int) -> Fp8Weight:
-    return Fp8Weight(stack.stored_OI[expert], stack.scale[expert], stack.block_rows)

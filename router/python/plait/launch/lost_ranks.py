@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from plait_proto import NO_RESULT
+
 from plait.launch.worker import FAILED_SECONDS, Worker
 from plait.output import say
-
-NO_RESULT = "no result in time"
-"""In the engine's reason for a replica that it has given up since a step did not end."""
 
 
 async def end_lost(workers: Iterable[Worker], reason: str, seconds: float = FAILED_SECONDS) -> None:

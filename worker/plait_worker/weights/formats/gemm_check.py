@@ -35,10 +35,10 @@ def check_once(
         return
     _checked.add(form)
     for num_rows in rows:
-        if not (error := error_of(num_rows)) <= max_error:
+        if not (off_by := error_of(num_rows)) <= max_error:
             raise WorkerError(
                 ExitCode.HARDWARE,
-                f"GEMMs of {gemms} are wrong on this GPU: {num_rows} rows are off by {error:.2g} of the largest "
+                f"GEMMs of {gemms} are wrong on this GPU: {num_rows} rows are off by {off_by:.2g} of the largest "
                 f"output; serve the model with {advice}, and report this",
             )
 
