@@ -32,3 +32,14 @@ def pdl_wait(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def pdl_wait_first(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Wait for the kernel before this one, and then let the next kernel start.
+
+    All kernels before this one have ended when the next one starts: it may read what they wrote before it waits.
+    """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()

@@ -34,6 +34,9 @@ def decode_paged(
     pages, ``lengths_B`` int32, at least 1, says how many of their tokens the row sees. Query head h reads key-value
     head ``h // (H / G)``. ``split_kv`` is what ``schedule_split_kv`` made of
     these lengths; they are then not read again.
+
+    On a GPU the table, lengths and schedule may be read while the kernel before still runs, which is one that writes
+    pages (``kv_cache.store``, ``rope.rotate_and_store``) or comes after it: write them before that.
     """
     if split_kv is None:
         _decode_paged(q_BHD)(q_BHD, pages, table_BW, lengths_B, scale, out_BHD, scales)

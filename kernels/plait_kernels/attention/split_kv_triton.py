@@ -154,20 +154,20 @@ def _decode_split_kernel(  # type: ignore[no-untyped-def]
     PARTIALS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    pdl_wait(PDL)
     kv_head, slot = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(splits_ptr + slot * 4).to(tl.int64)
     split, num_splits = tl.load(splits_ptr + slot * 4 + 1), tl.load(splits_ptr + slot * 4 + 2)
     length = tl.load(splits_ptr + slot * 4 + 3)
+    num_pages = (length + PAGE - 1) // PAGE
+    first, last = split * num_pages // num_splits, (split + 1) * num_pages // num_splits
+    table_ptr += row * table_stride
+    pdl_wait(PDL)
     if row >= 0:
-        num_pages = (length + PAGE - 1) // PAGE
-        first, last = split * num_pages // num_splits, (split + 1) * num_pages // num_splits
         head_in_group, dim = tl.arange(0, TILE), tl.arange(0, HEAD_DIM)
         is_head = head_in_group < GROUP
         head = kv_head * GROUP + head_in_group
         q_at = (row * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + dim[None, :]
         q = tl.load(q_ptr + q_at, mask=is_head[:, None], other=0.0)
-        table_ptr += row * table_stride
         best, total, out = attend_pages(
             q, pages_ptr, table_ptr, first, last, length, kv_head, scale, NUM_KV_HEADS, TILE, HEAD_DIM, PAGE
         )

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from plait_kernels.kv_cache.reference import FP8, PageScales
-from plait_kernels.pdl import pdl_launch, pdl_wait
+from plait_kernels.pdl import pdl_launch, pdl_wait_first
 
 
 def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, slot_mapping_T: Tensor, scales: PageScales) -> None:
@@ -57,7 +57,7 @@ def _store_kernel(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    pdl_wait(PDL)
+    pdl_wait_first(PDL)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token)
     index = tl.arange(0, BLOCK)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plait_kernels.kv_cache.reference import FP8, UNSCALED, PageScales
 from plait_kernels.kv_cache.triton import to_cache_dtype
-from plait_kernels.pdl import pdl_launch, pdl_wait
+from plait_kernels.pdl import pdl_launch, pdl_wait_first
 from plait_kernels.rope.reference import HeadNorm
 
 _HEADS = 16
@@ -108,7 +108,7 @@ def _rotate_heads_kernel(  # type: ignore[no-untyped-def]
     HALF: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    pdl_wait(PDL)
+    pdl_wait_first(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     dim = tl.arange(0, HALF)[None, :]
