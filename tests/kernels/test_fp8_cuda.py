@@ -14,15 +14,25 @@ import torch
 import torch.nn.functional as F
 from plait_kernels.linear import Fp8Weight, RowNorm, fp8_gemm_cuda
 from plait_kernels.linear.fp8 import Fp8Rows, quantise_blocks, quantise_outputs, quantise_rows
-from plait_kernels.linear.fp8_gemm_cuda import Form, defines_of, forms_of, gemm_launch, row_launch
+from plait_kernels.linear.fp8_gemm_cuda import (
+    Form,
+    defines_of,
+    forms_of,
+    gemm_launch,
+    row_launch,
+    tma_launch,
+)
 from plait_kernels.linear.fp8_tiles import (
     Fp8CudaTile,
+    Fp8GemmTile,
     Fp8RowTile,
+    Fp8TmaTile,
     Fp8WgmmaTile,
     cuda_tiles_in,
     cuda_unsupported_reason,
     row_tile_of,
     tiles_of,
+    tma_tiles_in,
 )
 from plait_kernels.linear.gemm_tuning import fp8_tiles_of
 from plait_kernels.nvrtc import compile_source, no_compiler_reason
@@ -49,11 +59,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def multiplied(folder: Path, rows: Fp8Rows, weight: Fp8Weight, tile: Fp8WgmmaTile, out_NO: Tensor) -> None:
+def multiplied(folder: Path, rows: Fp8Rows, weight: Fp8Weight, tile: Fp8GemmTile, out_NO: Tensor) -> None:
     form, num_rows = Form(weight.block_rows > 0), len(out_NO)
     tensors = [rows.stored_NI, rows.scale, weight.stored_OI, weight.scale, out_NO]
-    numbers = [num_rows, *weight.shape, rows.scale.stride(1), weight.block_rows, out_NO.stride(0)]
-    launch = gemm_launch(num_rows, weight.shape, form, tile)
+    if isinstance(tile, Fp8TmaTile):
+        numbers = [num_rows, *weight.shape, out_NO.stride(0)]
+        launch = tma_launch(num_rows, weight.shape, tile)
+    else:
+        numbers = [num_rows, *weight.shape, rows.scale.stride(1), weight.block_rows, out_NO.stride(0)]
+        launch = gemm_launch(num_rows, weight.shape, form, tile)
     run(played(folder, tile.kernel, defines_of(form, tile)), launch, tensors, numbers)
 
 
@@ -61,19 +75,21 @@ def off_by(given: Tensor, right: Tensor) -> float:
     return float((given.double() - right).abs().max() / right.abs().max())
 
 
-ROWS_CASES: list[tuple[str, tuple[int, int], Fp8WgmmaTile, int]] = [
+ROWS_CASES: list[tuple[str, tuple[int, int], Fp8GemmTile, int]] = [
     ("outputs", (80, 656), Fp8WgmmaTile(16, 1, 4, 1, 2), 9),
     ("outputs", (208, 272), Fp8WgmmaTile(64, 3, 3, 1, 1), 70),
     ("blocks", (272, 400), Fp8WgmmaTile(8, 1, 3, 1, 3), 7),
     ("blocks", (144, 640), Fp8WgmmaTile(32, 2, 4, 1, 2), 33),
     ("blocks", (48, 272), Fp8WgmmaTile(128, 1, 3, 1, 1), 130),
+    ("outputs", (208, 656), Fp8TmaTile(128, 1, 2, 2), 130),
+    ("outputs", (272, 1168), Fp8TmaTile(128, 2, 3, 3), 97),
+    ("outputs", (80, 400), Fp8TmaTile(256, 1, 2, 2), 260),
+    ("outputs", (64, 128), Fp8TmaTile(64, 1, 2, 4), 3),
 ]
 
 
 @pytest.mark.parametrize(("kind", "shape", "tile", "num_rows"), ROWS_CASES)
-def test_rows_are_multiplied(
-    folder: Path, kind: str, shape: tuple[int, int], tile: Fp8WgmmaTile, num_rows: int
-) -> None:
+def test_rows_are_multiplied(folder: Path, kind: str, shape: tuple[int, int], tile: Fp8GemmTile, num_rows: int) -> None:
     weight = KINDS[kind](torch.randn(shape))
     rows = quantise_rows(torch.randn(num_rows, shape[1]), is_grouped=weight.block_rows > 0)
     wide_NO = torch.full((num_rows, shape[0] + 9), 7.0).bfloat16()
@@ -140,7 +156,12 @@ def test_a_row_that_is_no_number_gives_none(folder: Path, value: float) -> None:
 @pytest.mark.skipif(no_compiler_reason() is not None, reason="no NVRTC; pip install cuda-bindings nvidia-cuda-nvrtc")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "tile", [Fp8RowTile(2, 16, 2), *(Fp8WgmmaTile(rows, 2, 4, 1, 1) for rows in (8, 16, 32, 64, 128))]
+    "tile",
+    [
+        Fp8RowTile(2, 16, 2),
+        *(Fp8WgmmaTile(rows, 2, 4, 1, 1) for rows in (8, 16, 32, 64, 128)),
+        *(Fp8TmaTile(rows, 2, 4, 3) for rows in (64, 128, 256)),
+    ],
 )
 def test_kernels_compile_for_hopper_gpus(kind: str, tile: Fp8CudaTile) -> None:
     headers, name, weight = sorted(SOURCES.glob("*.cuh")), f"{tile.kernel}.cu", KINDS[kind](torch.randn(64, 256))
@@ -163,12 +184,21 @@ def test_blocks_have_the_work_of_a_matrix() -> None:
     assert row_launch((2048, 2048), Fp8RowTile(2, 16, 2), 132).blocks == 64
     assert gemm_launch(70, (6144, 4096), Form(False), Fp8WgmmaTile(64, 2, 4, 2, 4))[::3] == (2 * 48 * 4, 4)
     assert gemm_launch(8, (64, 256), Form(True), Fp8WgmmaTile(8, 1, 4, 1, 8)).cluster == 2, "chunks of inputs"
+    assert tma_launch(200, (4096, 12288), Fp8TmaTile(128, 2, 7, 3))[::3] == (2 * 32 * 3, 3)
+
+
+def test_no_block_has_more_inputs_than_its_sums_are_exact_for() -> None:
+    with pytest.raises(ValueError, match="splits 12288 inputs into more than 4096 each"):
+        tma_launch(200, (4096, 12288), Fp8TmaTile(128, 2, 7, 2))
 
 
 def test_tiles_of_the_table_serve_up_to_their_rows() -> None:
     tiles = cuda_tiles_in({"1": [2, 16, 2], "64": [64, 2, 4, 2, 4]})
     expected: dict[int, Fp8CudaTile] = {1: Fp8RowTile(2, 16, 2)}
     assert tiles == expected | dict.fromkeys(range(33, 65), Fp8WgmmaTile(64, 2, 4, 2, 4))
+    assert tma_tiles_in({"64": [64, 2, 9, 3], "256": [256, 2, 4, 3]}) == (
+        dict.fromkeys(range(33, 65), Fp8TmaTile(64, 2, 9, 3)) | dict.fromkeys(range(129, 257), Fp8TmaTile(256, 2, 4, 3))
+    )
 
 
 def test_triton_multiplies_elsewhere_and_it_is_said_why() -> None:

@@ -1,4 +1,4 @@
-"""GEMM with FP8 weights in CUDA C++ for Hopper GPUs: ``fp8_row_gemm.cu`` and ``fp8_wgmma_gemm.cu``.
+"""GEMM with FP8 weights in CUDA C++ for Hopper GPUs: ``fp8_row_gemm``, ``fp8_wgmma_gemm`` and ``fp8_tma_gemm``.
 
 Kernels are compiled for a form of rows and weights and a tile when a matrix is made, before any graph is captured.
 
@@ -23,15 +23,25 @@ from plait_kernels.linear.cuda_gemm import (
     kernel,
     num_multiprocessors,
 )
-from plait_kernels.linear.fp8 import GROUP, Fp8Rows, Fp8Weight
-from plait_kernels.linear.fp8_tiles import Fp8CudaTile, Fp8RowTile, Fp8WgmmaTile, can_gate
+from plait_kernels.linear.fp8 import GROUP, MAX_FAST_INPUTS, Fp8Rows, Fp8Weight
+from plait_kernels.linear.fp8_tiles import (
+    Fp8CudaTile,
+    Fp8GemmTile,
+    Fp8RowTile,
+    Fp8TmaTile,
+    Fp8WgmmaTile,
+    can_gate,
+)
 from plait_kernels.linear.reference import RowNorm
 from plait_kernels.nvrtc import Kernel
+from plait_kernels.tensor_map import row_map
 
 _TILE = 16
 """Outputs of one."""
 _ALIGNMENT = 1024
 """Of a stage in shared memory."""
+_BARRIER_BYTES = 16
+"""Of a stage: one says that it is full, one that it is empty."""
 
 
 class Form(NamedTuple):
@@ -47,8 +57,10 @@ class Form(NamedTuple):
         return tuple(name.upper() for name, value in self._asdict().items() if value)
 
 
-def fp8_gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Fp8WgmmaTile, out_NO: Tensor) -> Tensor:
+def fp8_gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Fp8GemmTile, out_NO: Tensor) -> Tensor:
     """See ``plait_kernels.linear.fp8_gemm``."""
+    if isinstance(tile, Fp8TmaTile):
+        return _tma_gemm(rows, weight, tile, out_NO)
     form = Form(weight.block_rows > 0)
     blocks, threads, shared_bytes, cluster = gemm_launch(len(out_NO), weight.shape, form, tile)
     _kernel_of(form, tile, out_NO.device)(
@@ -62,6 +74,24 @@ def fp8_gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Fp8WgmmaTile, out_NO: Tenso
         *weight.shape,
         rows.scale.stride(1),
         weight.block_rows,
+        out_NO.stride(0),
+        pdl=True,
+        cluster=cluster,
+    )
+    return out_NO
+
+
+def _tma_gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Fp8TmaTile, out_NO: Tensor) -> Tensor:
+    blocks, threads, shared_bytes, cluster = tma_launch(len(out_NO), weight.shape, tile)
+    _kernel_of(Form(has_blocks=False), tile, out_NO.device)(
+        (blocks, threads, shared_bytes),
+        row_map(rows.stored_NI, tile.rows),
+        rows.scale,
+        row_map(weight.stored_OI, WARPGROUP_OUTPUTS * tile.warpgroups),
+        weight.scale,
+        out_NO,
+        len(out_NO),
+        *weight.shape,
         out_NO.stride(0),
         pdl=True,
         cluster=cluster,
@@ -124,16 +154,14 @@ def _row_gemm(
 def compile_for(weight: Fp8Weight, tiles: Iterable[object]) -> None:
     """The kernels that a matrix needs for these tiles; without one of them the device has none of ours."""
     device = weight.stored_OI.device
-    wanted = {
-        (form, tile) for tile in tiles if isinstance(tile, Fp8RowTile | Fp8WgmmaTile) for form in forms_of(weight, tile)
-    }
+    wanted = {(form, tile) for tile in tiles if isinstance(tile, Fp8CudaTile) for form in forms_of(weight, tile)}
     compile_all(lambda each: _kernel_of(*each, device), wanted, device)
 
 
 def forms_of(weight: Fp8Weight, tile: Fp8CudaTile) -> list[Form]:
     """All in which rows may be multiplied."""
     has_blocks = weight.block_rows > 0
-    if isinstance(tile, Fp8WgmmaTile):
+    if isinstance(tile, Fp8GemmTile):
         return [Form(has_blocks)]
     gates = (False, True) if can_gate(weight, tile) else (False,)
     return [Form(has_blocks, has_norm, is_gated) for has_norm in (False, True) for is_gated in gates]
@@ -160,6 +188,23 @@ def gemm_launch(num_rows: int, shape: tuple[int, int], form: Form, tile: Fp8Wgmm
     splits = min(tile.splits, math.ceil(num_inputs / GROUP))
     shared_bytes = max(stages + scales, sums) + _ALIGNMENT
     return Launch(panels * splits, WARPGROUP * tile.warpgroups, shared_bytes, splits)
+
+
+def tma_launch(num_rows: int, shape: tuple[int, int], tile: Fp8TmaTile) -> Launch:
+    """The same of the kernel that copies by TMA.
+
+    Raises ``ValueError`` if a block would have more inputs than the tensor cores' sums of them are exact enough for.
+    """
+    (num_outputs, num_inputs), outputs = shape, WARPGROUP_OUTPUTS * tile.warpgroups
+    chunks = math.ceil(num_inputs / GROUP)
+    splits = min(tile.splits, chunks)
+    if math.ceil(chunks / splits) * GROUP > MAX_FAST_INPUTS:
+        raise ValueError(f"{tile} splits {num_inputs} inputs into more than {MAX_FAST_INPUTS} each")
+    stages = tile.stages * (tile.rows + outputs) * GROUP
+    sums = tile.rows * (outputs + 4) * 4
+    panels = math.ceil(num_rows / tile.rows) * math.ceil(num_outputs / outputs)
+    shared_bytes = max(stages, sums) + _BARRIER_BYTES * tile.stages + _ALIGNMENT
+    return Launch(panels * splits, WARPGROUP * tile.warpgroups + WARP, shared_bytes, splits)
 
 
 def defines_of(form: Form, tile: Fp8CudaTile) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Which kernel multiplies so many rows by FP8 weights, and with what tile.
 
-On Hopper GPUs kernels in CUDA C++ do where they were measured and faster (``gemm_tuning_DEVICE.json``). Else it is
-Triton's for up to 64 rows, and cuBLASLt for more.
+On Hopper GPUs kernels in CUDA C++ do for up to 256 where they were measured and faster (``gemm_tuning_DEVICE.json``).
+Else it is Triton's for up to 64 rows, and cuBLASLt for more.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from plait_kernels.linear.gemm_tuning import Tile, fp8_key, fp8_tiles_of, tuning
 
 CUDA_MAX_ROWS = 1, 8, 16, 32, 64
 """The numbers of rows that are measured; a tile serves up to so many, and one row has a kernel of its own."""
+TMA_MAX_ROWS = 64, 128, 256
+"""The same of ``Fp8TmaTile``; the first serves those above 32."""
+_TMA_LEAST_ROWS = 33
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,28 @@ class Fp8WgmmaTile:
         return {name.upper(): value for name, value in asdict(self).items() if name != "splits"}
 
 
-Fp8CudaTile = Fp8RowTile | Fp8WgmmaTile
+@dataclass(frozen=True, slots=True)
+class Fp8TmaTile:
+    """A tile of ``fp8_tma_gemm.cu``, for weights with a scale for each output."""
+
+    rows: int
+    """64, 128 or 256."""
+    warpgroups: int
+    """Of 64 outputs each."""
+    stages: int
+    """Of 128 inputs, in shared memory."""
+    splits: int
+    """Blocks that share the inputs, up to 8."""
+
+    kernel: ClassVar[str] = "fp8_tma_gemm"
+
+    def defines(self) -> dict[str, int]:
+        """As of ``Fp8WgmmaTile``."""
+        return {name.upper(): value for name, value in asdict(self).items() if name != "splits"}
+
+
+Fp8GemmTile = Fp8WgmmaTile | Fp8TmaTile
+Fp8CudaTile = Fp8RowTile | Fp8GemmTile
 
 
 def row_tile_of(weight: Fp8Weight) -> Fp8RowTile | None:
@@ -69,10 +93,10 @@ def row_tile_of(weight: Fp8Weight) -> Fp8RowTile | None:
     return tile if isinstance(tile, Fp8RowTile) else None
 
 
-def tiles_of(weight: Fp8Weight) -> dict[int, Tile | Fp8WgmmaTile]:
+def tiles_of(weight: Fp8Weight) -> dict[int, Tile | Fp8GemmTile]:
     """For each number of rows from 2 on that our kernels multiply, its tile."""
-    tiles = dict[int, Tile | Fp8WgmmaTile](fp8_tiles_of(weight))
-    return tiles | {rows: tile for rows, tile in _measured(weight).items() if isinstance(tile, Fp8WgmmaTile)}
+    tiles = dict[int, Tile | Fp8GemmTile](fp8_tiles_of(weight))
+    return tiles | {rows: tile for rows, tile in _measured(weight).items() if isinstance(tile, Fp8GemmTile)}
 
 
 def _measured(weight: Fp8Weight) -> dict[int, Fp8CudaTile]:
@@ -80,7 +104,7 @@ def _measured(weight: Fp8Weight) -> dict[int, Fp8CudaTile]:
         return {}
     device = weight.stored_OI.device
     table = tuning_table(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
-    return cuda_tiles_in(table.get(cuda_key(weight), {}))
+    return cuda_tiles_in(table.get(cuda_key(weight), {})) | tma_tiles_in(table.get(tma_key(weight), {}))
 
 
 def cuda_unsupported_reason(weight: Fp8Weight) -> str | None:
@@ -99,6 +123,21 @@ def cuda_tiles_in(by_max_rows: Mapping[str, Sequence[int]]) -> dict[int, Fp8Cuda
     for most in CUDA_MAX_ROWS:
         if numbers := by_max_rows.get(str(most)):
             found |= dict.fromkeys(range(least, most + 1), (Fp8RowTile if most == 1 else Fp8WgmmaTile)(*numbers))
+        least = most + 1
+    return found
+
+
+def tma_key(weight: Fp8Weight) -> str:
+    """The same of ``Fp8TmaTile``."""
+    return f"tma {fp8_key(weight)}"
+
+
+def tma_tiles_in(by_max_rows: Mapping[str, Sequence[int]]) -> dict[int, Fp8CudaTile]:
+    """As ``cuda_tiles_in``."""
+    found, least = dict[int, Fp8CudaTile](), _TMA_LEAST_ROWS
+    for most in TMA_MAX_ROWS:
+        if numbers := by_max_rows.get(str(most)):
+            found |= dict.fromkeys(range(least, most + 1), Fp8TmaTile(*numbers))
         least = most + 1
     return found
 

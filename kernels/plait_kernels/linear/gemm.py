@@ -6,7 +6,7 @@ from torch import Tensor
 
 from plait_kernels.backends import Backend, Call, Op, on_device
 from plait_kernels.linear.fp8 import Fp8Rows, Fp8Weight
-from plait_kernels.linear.fp8_tiles import Fp8RowTile, Fp8WgmmaTile
+from plait_kernels.linear.fp8_tiles import Fp8GemmTile, Fp8RowTile
 from plait_kernels.linear.gemm_tuning import Tile
 from plait_kernels.linear.int4 import Int4Weight
 from plait_kernels.linear.int4_tiles import Int4Tile
@@ -119,7 +119,7 @@ def silu_mul_quantise(gate_up_N2I: Tensor, *, is_grouped: bool) -> Fp8Rows:
     return rows
 
 
-def fp8_gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Tile | Fp8WgmmaTile, out_NO: Tensor) -> Tensor:
+def fp8_gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Tile | Fp8GemmTile, out_NO: Tensor) -> Tensor:
     """``x @ weight^T``, written to ``out_NO``; rows are grouped if the weights have blocks."""
     given_NO: Tensor = _fp8_gemm(out_NO, not isinstance(tile, Tile))(rows, weight, tile, out_NO)
     return given_NO

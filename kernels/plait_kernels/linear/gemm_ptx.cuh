@@ -123,7 +123,7 @@ __device__ void meet_the_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Without the fence for what was written before, which takes long.
+// Without the fence for what was written before, which takes long: the others have begun, or have read.
 __device__ void leave_the_cluster() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }

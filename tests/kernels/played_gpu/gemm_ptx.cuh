@@ -344,9 +344,9 @@ inline void copy_bytes(unsigned to, const void* from, int bytes, unsigned barrie
 }
 
 struct RowMap {
-    const unsigned short* x;
+    const void* x;
     long long rows, inputs;
-    int box_rows;
+    int box_rows, bytes = 2;  // of an input
 };
 
 inline void prepare(const RowMap&) {}
@@ -354,11 +354,12 @@ inline void prepare(const RowMap&) {}
 inline void copy_box(unsigned to, const RowMap& map, int input, int row, unsigned barrier) {
     if (to % 1024) fail("rows do not begin at an atom");
     std::vector<unsigned char> bytes(map.box_rows * 128);
-    for (unsigned each = 0; each < map.box_rows * 64u; ++each) {
-        const unsigned own_row = row + each / 64, own = input + each % 64, at = each * 2;
+    const int box_inputs = 128 / map.bytes;
+    for (int each = 0; each < map.box_rows * box_inputs; ++each) {
+        const int own_row = row + each / box_inputs, own = input + each % box_inputs, at = each * map.bytes;
         const bool is_there = own_row < map.rows && own < map.inputs;
-        const unsigned short value = is_there ? map.x[own_row * map.inputs + own] : 0;
-        std::memcpy(&bytes[at ^ (at >> 7 & 7) << 4], &value, 2);
+        unsigned char* there = &bytes[at ^ (at >> 7 & 7) << 4];
+        if (is_there) std::memcpy(there, (const char*)map.x + (own_row * map.inputs + own) * map.bytes, map.bytes);
     }
     copy_soon(*fiber->block, to, std::move(bytes), barrier);
 }
