@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from plait_kernels.linear import Fp8Weight, RowNorm, fp8_gemm_cuda
-from plait_kernels.linear.fp8 import Fp8Rows, quantise_blocks, quantise_outputs, quantise_rows
+from plait_kernels.linear import Fp8Weight, RowNorm, fp8_gate_up_silu, fp8_gemm_cuda
+from plait_kernels.linear.fp8 import Fp8Rows, join, quantise_blocks, quantise_outputs, quantise_rows
 from plait_kernels.linear.fp8_gemm_cuda import (
     Form,
     defines_of,
@@ -59,8 +59,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def multiplied(folder: Path, rows: Fp8Rows, weight: Fp8Weight, tile: Fp8GemmTile, out_NO: Tensor) -> None:
-    form, num_rows = Form(weight.block_rows > 0), len(out_NO)
+def multiplied(
+    folder: Path, rows: Fp8Rows, weight: Fp8Weight, tile: Fp8GemmTile, out_NO: Tensor, *, is_gated: bool = False
+) -> None:
+    form, num_rows = Form(weight.block_rows > 0, is_gated=is_gated), len(out_NO)
     tensors = [rows.stored_NI, rows.scale, weight.stored_OI, weight.scale, out_NO]
     if isinstance(tile, Fp8TmaTile):
         numbers = [num_rows, *weight.shape, out_NO.stride(0)]
@@ -97,6 +99,45 @@ def test_rows_are_multiplied(folder: Path, kind: str, shape: tuple[int, int], ti
     right_NO = rows.dequantised().double() @ weight.dequantised().double().T
     assert off_by(wide_NO[:, : shape[0]], right_NO) < TOLERANCE
     assert (wide_NO[:, shape[0] :] == 7).all()
+
+
+GATED_CASES: list[tuple[str, tuple[int, int], Fp8WgmmaTile, int]] = [
+    ("outputs", (160, 272), Fp8WgmmaTile(16, 1, 4, 1, 1), 9),
+    ("outputs", (432, 656), Fp8WgmmaTile(64, 3, 3, 1, 2), 70),
+    ("outputs", (16, 272), Fp8WgmmaTile(8, 2, 3, 1, 1), 8),
+    ("blocks", (272, 400), Fp8WgmmaTile(8, 1, 3, 1, 3), 7),
+    ("blocks", (336, 640), Fp8WgmmaTile(32, 2, 4, 1, 2), 33),
+]
+
+
+@pytest.mark.parametrize(("kind", "shape", "tile", "num_rows"), GATED_CASES)
+def test_rows_are_gated_before_they_are_rounded(
+    folder: Path, kind: str, shape: tuple[int, int], tile: Fp8WgmmaTile, num_rows: int
+) -> None:
+    width, num_inputs = shape[0] // 2, shape[1]
+    weight = join([KINDS[kind](torch.randn(width, num_inputs) * num_inputs**-0.5) for _ in range(2)])
+    assert weight is not None
+    rows = quantise_rows(torch.randn(num_rows, num_inputs) * 3, is_grouped=weight.block_rows > 0)
+    wide_NO = torch.full((num_rows, width + 9), 7.0).bfloat16()
+    multiplied(folder, rows, weight, tile, wide_NO[:, :width], is_gated=True)
+    gate_NO, up_NO = (rows.dequantised().double() @ weight.dequantised().double().T).chunk(2, dim=1)
+    right_NO = F.silu(gate_NO) * up_NO
+    assert ((wide_NO[:, :width] - right_NO).abs() <= right_NO.abs() * 2**-8 + 1e-5).all(), "each to its last bit"
+    assert (wide_NO[:, width:] == 7).all()
+    again_NO = fp8_gate_up_silu(rows, weight, tile, torch.empty(num_rows, width, dtype=torch.bfloat16))
+    assert ((again_NO - right_NO).abs() <= right_NO.abs() * 2**-8 + 1e-5).all(), "the reference"
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_gates_of_any_size_and_of_no_number_stay_in_their_row(folder: Path, splits: int) -> None:
+    gate_up_OI, x_NI = torch.zeros(32, 256), torch.zeros(6, 256)
+    gate_up_OI[:, 0], x_NI[:, 0] = 1, torch.tensor([200, -200, 0, 30, float("nan"), 1])
+    out_NO = torch.empty(6, 16, dtype=torch.bfloat16)
+    rows = quantise_rows(x_NI, is_grouped=False)
+    multiplied(folder, rows, quantise_outputs(gate_up_OI), Fp8WgmmaTile(8, 1, 4, 1, splits), out_NO, is_gated=True)
+    assert out_NO[4].isnan().all()
+    right_N1 = (x_NI.sigmoid() * x_NI.square())[[0, 1, 2, 3, 5], :1]
+    torch.testing.assert_close(out_NO[[0, 1, 2, 3, 5]].float(), right_N1.expand(-1, 16), rtol=2**-8, atol=0)
 
 
 def row_multiplied(
@@ -165,7 +206,8 @@ def test_a_row_that_is_no_number_gives_none(folder: Path, value: float) -> None:
 )
 def test_kernels_compile_for_hopper_gpus(kind: str, tile: Fp8CudaTile) -> None:
     headers, name, weight = sorted(SOURCES.glob("*.cuh")), f"{tile.kernel}.cu", KINDS[kind](torch.randn(64, 256))
-    for form in forms_of(weight, tile):
+    gated = [Form(weight.block_rows > 0, is_gated=True)] if isinstance(tile, Fp8WgmmaTile) else []
+    for form in (*forms_of(weight, tile), *gated):
         assert compile_source((SOURCES / name).read_bytes(), name, defines_of(form, tile), (9, 0), headers)
 
 

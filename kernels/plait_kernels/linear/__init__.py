@@ -5,6 +5,7 @@ from plait_kernels.linear.cpu import CpuBlockMatrix, CpuMatrix, PanelMatrix, can
 from plait_kernels.linear.fp8 import Fp8Rows, Fp8Weight
 from plait_kernels.linear.fp8_matrix import Fp8Matrix, fp8_unsupported_reason, silu_mul_matmul
 from plait_kernels.linear.gemm import (
+    fp8_gate_up_silu,
     fp8_gemm,
     gate_up_silu,
     gemv,
@@ -52,6 +53,7 @@ __all__ = [
     "can_pack",
     "dense_matrix",
     "exact_matrix",
+    "fp8_gate_up_silu",
     "fp8_gemm",
     "fp8_unsupported_reason",
     "gate_up_silu",

@@ -61,7 +61,15 @@ def fp8_gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Fp8GemmTile, out_NO: Tensor
     """See ``plait_kernels.linear.fp8_gemm``."""
     if isinstance(tile, Fp8TmaTile):
         return _tma_gemm(rows, weight, tile, out_NO)
-    form = Form(weight.block_rows > 0)
+    return _gemm(rows, weight, tile, out_NO, Form(weight.block_rows > 0))
+
+
+def fp8_gate_up_silu(rows: Fp8Rows, gate_up: Fp8Weight, tile: Fp8WgmmaTile, out_NO: Tensor) -> Tensor:
+    """See ``plait_kernels.linear.fp8_gate_up_silu``."""
+    return _gemm(rows, gate_up, tile, out_NO, Form(gate_up.block_rows > 0, is_gated=True))
+
+
+def _gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Fp8WgmmaTile, out_NO: Tensor, form: Form) -> Tensor:
     blocks, threads, shared_bytes, cluster = gemm_launch(len(out_NO), weight.shape, form, tile)
     _kernel_of(form, tile, out_NO.device)(
         (blocks, threads, shared_bytes),
@@ -158,8 +166,14 @@ def compile_for(weight: Fp8Weight, tiles: Iterable[object]) -> None:
     compile_all(lambda each: _kernel_of(*each, device), wanted, device)
 
 
+def compile_gates(gate_up: Fp8Weight, tiles: Iterable[Fp8WgmmaTile]) -> None:
+    """The kernels of ``fp8_gate_up_silu`` for these tiles, of a matrix that has gates; they are few."""
+    device, form = gate_up.stored_OI.device, Form(gate_up.block_rows > 0, is_gated=True)
+    compile_all(lambda tile: _kernel_of(form, tile, device), set(tiles), device)
+
+
 def forms_of(weight: Fp8Weight, tile: Fp8CudaTile) -> list[Form]:
-    """All in which rows may be multiplied."""
+    """All in which rows of any matrix may be multiplied; see ``compile_gates`` for those of a few rows with gates."""
     has_blocks = weight.block_rows > 0
     if isinstance(tile, Fp8GemmTile):
         return [Form(has_blocks)]

@@ -7,9 +7,18 @@ from torch import Tensor
 
 from plait_kernels.activation import silu_mul
 from plait_kernels.linear.fp8 import GROUP, MAX_FAST_INPUTS, MULTIPLE, ROWS_MULTIPLE, Fp8Rows, Fp8Weight
-from plait_kernels.linear.fp8_gemm_cuda import compile_for
-from plait_kernels.linear.fp8_tiles import can_gate, row_tile_of, tiles_of
-from plait_kernels.linear.gemm import fp8_gemm, gemv, quantise_rows, rmsnorm_quantise, silu_mul_quantise
+from plait_kernels.linear.fp8_gemm_cuda import compile_for, compile_gates
+from plait_kernels.linear.fp8_tiles import Fp8WgmmaTile, can_gate, gate_tiles_of, row_tile_of, tiles_of
+from plait_kernels.linear.gemm import (
+    fp8_gate_up_silu,
+    fp8_gemm,
+    gate_up_silu,
+    gemv,
+    quantise_rows,
+    rmsnorm_gate_up_silu,
+    rmsnorm_quantise,
+    silu_mul_quantise,
+)
 from plait_kernels.linear.gemm_tuning import FP8_TILE
 from plait_kernels.linear.matrix import Matrix
 from plait_kernels.linear.reference import RowNorm
@@ -42,8 +51,8 @@ class Fp8Matrix:
         self._tiles = tiles_of(weight)
         self.row_tile = row_tile_of(weight)
         """Of ``gemv`` and ``rmsnorm_gemv``."""
-        self.gate_tile = self.row_tile if self.row_tile and can_gate(weight, self.row_tile) else None
-        """Of ``gate_up_silu`` and ``rmsnorm_gate_up_silu``."""
+        self._row_gate_tile = self.row_tile if self.row_tile and can_gate(weight, self.row_tile) else None
+        self._gate_tiles: dict[int, Fp8WgmmaTile] = {}
         self._is_short = not self.is_grouped and weight.shape[1] <= MAX_FAST_INPUTS
         self._takes_scaled_mm = weight.stored_OI.is_cuda and takes_scaled_mm(weight)
 
@@ -70,6 +79,33 @@ class Fp8Matrix:
         """The same for ``silu(gate) * up`` of two rows or more."""
         rows = silu_mul_quantise(gate_up_N2I, is_grouped=self.is_grouped)
         return self._with_bias(self._matmul(rows, self._empty(gate_up_N2I)))
+
+    def compile_gates(self) -> None:
+        """Let ``gates`` be true of more than one row: for a matrix of gates and what they gate, without bias."""
+        compile_gates(self.weight_OI, gate_tiles_of(self.weight_OI).values())
+        self._gate_tiles = gate_tiles_of(self.weight_OI)
+
+    def gates(self, num_rows: int) -> bool:
+        """Whether ``gate_up`` and ``rmsnorm_gate_up`` take so many rows."""
+        return num_rows == 1 or num_rows in self._gate_tiles
+
+    def gate_up(self, x_NI: Tensor) -> Tensor:
+        """``silu(gate) * up`` of the two halves of ``x @ weight^T``, ``[N, O / 2]``; not rounded before."""
+        if x_NI.shape[0] == 1:
+            return gate_up_silu(x_NI, self.weight_OI, self._row_gate_tile)
+        return self._gate_up(quantise_rows(x_NI, is_grouped=self.is_grouped), x_NI)
+
+    def rmsnorm_gate_up(self, x_NI: Tensor, norm: RowNorm) -> tuple[Tensor, Tensor]:
+        """The same for ``rms_norm(x + residual)``, and that sum."""
+        if x_NI.shape[0] == 1:
+            return rmsnorm_gate_up_silu(x_NI, norm, self.weight_OI, self._row_gate_tile)
+        rows, sum_NI = rmsnorm_quantise(x_NI, norm, is_grouped=self.is_grouped)
+        return self._gate_up(rows, x_NI), sum_NI
+
+    def _gate_up(self, rows: Fp8Rows, x_NI: Tensor) -> Tensor:
+        num_rows = x_NI.shape[0]
+        out_NO = x_NI.new_empty(num_rows, self.weight_OI.shape[0] // 2)
+        return fp8_gate_up_silu(rows, self.weight_OI, self._gate_tiles[num_rows], out_NO)
 
     def _matmul(self, rows: Fp8Rows, out_NO: Tensor) -> Tensor:
         num_rows = rows.stored_NI.shape[0]

@@ -32,3 +32,8 @@ def silu_mul_quantise(gate_up_N2I: Tensor, *, is_grouped: bool) -> Fp8Rows:
 def fp8_gemm(rows: Fp8Rows, weight: Fp8Weight, _tile: object, out_NO: Tensor) -> Tensor:
     """See ``plait_kernels.linear.fp8_gemm``."""
     return torch.Tensor.copy_(out_NO, rows.dequantised() @ weight.dequantised().T)
+
+
+def fp8_gate_up_silu(rows: Fp8Rows, gate_up: Fp8Weight, _tile: object, out_NO: Tensor) -> Tensor:
+    """See ``plait_kernels.linear.fp8_gate_up_silu``."""
+    return torch.Tensor.copy_(out_NO, activation.silu_mul(rows.dequantised() @ gate_up.dequantised().T))

@@ -99,6 +99,12 @@ def tiles_of(weight: Fp8Weight) -> dict[int, Tile | Fp8GemmTile]:
     return tiles | {rows: tile for rows, tile in _measured(weight).items() if isinstance(tile, Fp8GemmTile)}
 
 
+def gate_tiles_of(gate_up: Fp8Weight) -> dict[int, Fp8WgmmaTile]:
+    """For each number of rows from 2 on whose GEMM also applies the gates, its tile."""
+    tiles = {rows: tile for rows, tile in _measured(gate_up).items() if isinstance(tile, Fp8WgmmaTile)}
+    return {rows: tile for rows, tile in tiles.items() if can_gate(gate_up, tile)}
+
+
 def _measured(weight: Fp8Weight) -> dict[int, Fp8CudaTile]:
     if cuda_unsupported_reason(weight) is not None:
         return {}
@@ -142,6 +148,8 @@ def tma_tiles_in(by_max_rows: Mapping[str, Sequence[int]]) -> dict[int, Fp8CudaT
     return found
 
 
-def can_gate(weight: Fp8Weight, tile: Fp8RowTile) -> bool:
-    """Whether a block's tiles may be as many of gates as of what they gate."""
+def can_gate(weight: Fp8Weight, tile: Fp8RowTile | Fp8WgmmaTile) -> bool:
+    """Whether a block's outputs may be as many gates, by their 16 or 8, as what those gate."""
+    if isinstance(tile, Fp8WgmmaTile):
+        return weight.shape[0] % 16 == 0
     return tile.tiles % 2 == 0 and weight.shape[0] % 32 == 0

@@ -3,6 +3,9 @@
 // A block multiplies 64 outputs a warpgroup by ROWS rows; both come to shared memory in stages of 128 inputs. The tensor
 // cores keep some 14 bits of a sum: each stage's is scaled (HAS_BLOCKS) and added in float32. The blocks of a cluster
 // share the inputs, and each adds the sums of some rows in a fixed order.
+//
+// IS_GATED writes half as many outputs: the second half of the matrix's times the first one's SiLU. Each 16 of a block's
+// are 8 gates and the 8 that those gate.
 #include "gemm_ptx.cuh"
 
 constexpr int CHUNK = 128;  // inputs of a stage
@@ -17,6 +20,11 @@ constexpr int SCALE_BYTES = ROWS * 4;
 #else
 constexpr bool IS_BLOCKED = false;
 constexpr int SCALE_BYTES = 0;
+#endif
+#ifdef IS_GATED
+constexpr int HALVES = 2;  // of the matrix's outputs
+#else
+constexpr int HALVES = 1;
 #endif
 constexpr int STAGE_BYTES = (X_BYTES + WEIGHT_BYTES + SCALE_BYTES + 1023) / 1024 * 1024;
 #include "wgmma_sums.cuh"
@@ -34,12 +42,21 @@ struct Matrix {
 
     __device__ int num_chunks() const { return (num_inputs + CHUNK - 1) / CHUNK; }
 
-    // Of one of this thread's two outputs; with blocks, of a chunk.
-    __device__ float scale_of(int first_output, int high, int chunk) const {
-        const int own = first_output + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * high;
-        const int output = min(own, num_outputs - 1);
-        return __ldg(scale + (IS_BLOCKED ? output / block_rows * num_chunks() + chunk : output));
+    __device__ int half() const { return num_outputs / HALVES; }
+
+    // The matrix's of one of a block's outputs, `more` (a multiple of 16) after another; behind the end it is the last.
+    __device__ int output_of(int first_output, int own, int more = 0) const {
+        if (HALVES == 1) return min(first_output + own + more, num_outputs - 1);
+        return min((first_output + more) / 2 + own / 16 * 8 + own % 8, half() - 1) + own / 8 % 2 * half();
     }
+
+    // Of the first scale of one of this thread's two outputs.
+    __device__ int scale_place(int first_output, int high) const {
+        const int output = output_of(first_output, threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * high);
+        return IS_BLOCKED ? output / block_rows * num_chunks() : output;
+    }
+
+    __device__ float scale_at(int place, int chunk) const { return __ldg(scale + (IS_BLOCKED ? place + chunk : place)); }
 };
 
 struct Rows {
@@ -68,7 +85,7 @@ __device__ void copy_weights(const Matrix& matrix, const Place& place, unsigned 
     const unsigned to = stage + X_BYTES + first * CHUNK + ((threadIdx.x % 8 ^ first % 8) << 4);
 #pragma unroll
     for (int more = 0; more < OUTPUTS; more += THREADS / 8) {
-        const int output = min(place.first_output + first + more, matrix.num_outputs - 1);
+        const int output = matrix.output_of(place.first_output, first, more);
         copy_later(to + more * CHUNK, matrix.weights + (long long)output * matrix.num_inputs + (is_there ? input : 0),
                    is_there);
     }
@@ -115,19 +132,32 @@ __device__ void add_stage(float (&sums)[ROWS / 2], float (&own)[ROWS / 2], const
     }
 }
 
-// This block's share of the rows, of all blocks of the cluster in their order.
+// Four sums of all blocks of the cluster, in their order.
+__device__ float4 sums_of_all(unsigned at, int splits) {
+    float4 sums = make_float4(0, 0, 0, 0);
+    for (int other = 0; other < splits; ++other) {
+        const float4 more = sums_of(at, other);
+        sums.x += more.x, sums.y += more.y, sums.z += more.z, sums.w += more.w;
+    }
+    return sums;
+}
+
+__device__ float gated(float gate, float up) { return gate * sigmoid(gate) * up; }
+
+// This block's share of the rows.
 __device__ void write_sums(unsigned short* out, long long out_stride, int num_rows, int num_outputs, int first_row,
                            int first_output, unsigned kept) {
-    constexpr int FOURS = OUTPUTS / 4;
+    constexpr int FOURS = OUTPUTS / HALVES / 4;
     const int splits = cluster_size(), share = (ROWS + splits - 1) / splits;
     const int first = blockIdx.x % splits * share, end = min(min(first + share, ROWS), num_rows - first_row);
     for (int each = threadIdx.x; each < (end - first) * FOURS; each += THREADS) {
-        const int row = first + each / FOURS, own = each % FOURS * 4, output = first_output + own;
+        const int row = first + each / FOURS, own = each % FOURS * 4, output = first_output / HALVES + own;
         if (output >= num_outputs) continue;
-        float4 sums = make_float4(0, 0, 0, 0);
-        for (int other = 0; other < splits; ++other) {
-            const float4 more = sums_of(kept + (row * SUM_STRIDE + own) * 4, other);
-            sums.x += more.x, sums.y += more.y, sums.z += more.z, sums.w += more.w;
+        const unsigned at = kept + (row * SUM_STRIDE + (HALVES == 1 ? own : own / 8 * 16 + own % 8)) * 4;
+        float4 sums = sums_of_all(at, splits);
+        if (HALVES > 1) {
+            const float4 up = sums_of_all(at + 8 * 4, splits);
+            sums = make_float4(gated(sums.x, up.x), gated(sums.y, up.y), gated(sums.z, up.z), gated(sums.w, up.w));
         }
         write_four(out + (first_row + row) * out_stride + output, bfloat16_pair(sums.x, sums.y),
                    bfloat16_pair(sums.z, sums.w));
@@ -147,8 +177,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
     for (int index = 0; index < AHEAD; ++index)
         if (index < place.num_stages) copy_weights(matrix, place, first + index * STAGE_BYTES, index);
-    float own_scale[2] = {matrix.scale_of(place.first_output, 0, place.first_chunk),
-                          matrix.scale_of(place.first_output, 1, place.first_chunk)};
+    const int scale_of[2] = {matrix.scale_place(place.first_output, 0), matrix.scale_place(place.first_output, 1)};
+    float own_scale[2] = {matrix.scale_at(scale_of[0], place.first_chunk),
+                          matrix.scale_at(scale_of[1], place.first_chunk)};
     wait_for_the_kernel_before();
     if (!IS_BLOCKED) copy_scales(rows, place, end, 0);
 #pragma unroll
@@ -172,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (IS_BLOCKED && index + 1 < place.num_stages)
 #pragma unroll
             for (int high = 0; high < 2; ++high)
-                own_scale[high] = matrix.scale_of(place.first_output, high, place.first_chunk + index + 1);
+                own_scale[high] = matrix.scale_at(scale_of[high], place.first_chunk + index + 1);
         add_stage(sums, own, scale, read, (const float*)(stages + (read - first) + X_BYTES + WEIGHT_BYTES));
         if ((read += STAGE_BYTES) == end) read = first;
         if ((written += STAGE_BYTES) == end) written = first;
@@ -187,6 +218,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     keep_sums((float*)stages, sums);
     meet_the_cluster();
-    write_sums(out, out_stride, (int)num_rows, matrix.num_outputs, place.first_row, place.first_output, first);
+    write_sums(out, out_stride, (int)num_rows, matrix.half(), place.first_row, place.first_output, first);
     meet_the_cluster();  // whose shared memory must last until all have read it
 }

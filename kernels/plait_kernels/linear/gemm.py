@@ -6,7 +6,7 @@ from torch import Tensor
 
 from plait_kernels.backends import Backend, Call, Op, on_device
 from plait_kernels.linear.fp8 import Fp8Rows, Fp8Weight
-from plait_kernels.linear.fp8_tiles import Fp8GemmTile, Fp8RowTile
+from plait_kernels.linear.fp8_tiles import Fp8GemmTile, Fp8RowTile, Fp8WgmmaTile
 from plait_kernels.linear.gemm_tuning import Tile
 from plait_kernels.linear.int4 import Int4Weight
 from plait_kernels.linear.int4_tiles import Int4Tile
@@ -36,6 +36,7 @@ _quantise_rows = Op(_FAMILY, "quantise_rows", _FP8, _FP8_REFERENCE)
 _rmsnorm_quantise = Op(_FAMILY, "rmsnorm_quantise", _FP8, _FP8_REFERENCE)
 _silu_mul_quantise = Op(_FAMILY, "silu_mul_quantise", _FP8, _FP8_REFERENCE)
 _fp8_gemm = Op(_FAMILY, "fp8_gemm", _FP8_CUDA, Backend("fp8_gemm_triton", (on_device("cuda"),)), _FP8_REFERENCE)
+_fp8_gate_up_silu = Op(_FAMILY, "fp8_gate_up_silu", _FP8_CUDA, _FP8_REFERENCE)
 _INT4_REFERENCE = Backend("int4_reference")
 _INT4 = Backend("int4_gemm_triton", (on_device("cuda"),))
 _INT4_CUDA = Backend("int4_gemm_cuda", (on_device("cuda"), _takes_tile))
@@ -122,6 +123,15 @@ def silu_mul_quantise(gate_up_N2I: Tensor, *, is_grouped: bool) -> Fp8Rows:
 def fp8_gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Tile | Fp8GemmTile, out_NO: Tensor) -> Tensor:
     """``x @ weight^T``, written to ``out_NO``; rows are grouped if the weights have blocks."""
     given_NO: Tensor = _fp8_gemm(out_NO, not isinstance(tile, Tile))(rows, weight, tile, out_NO)
+    return given_NO
+
+
+def fp8_gate_up_silu(rows: Fp8Rows, gate_up: Fp8Weight, tile: Fp8WgmmaTile, out_NO: Tensor) -> Tensor:
+    """``silu(gate) * up`` of the two halves of ``fp8_gemm``'s output, ``[N, O / 2]``, rounded once.
+
+    ``tile`` is one that ``gate_tiles_of`` gives for so many rows.
+    """
+    given_NO: Tensor = _fp8_gate_up_silu(out_NO, True)(rows, gate_up, tile, out_NO)
     return given_NO
 
 

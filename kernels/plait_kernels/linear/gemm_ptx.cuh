@@ -15,6 +15,14 @@ __device__ unsigned bfloat16_pair(float low, float high) {
     return pair;
 }
 
+// 1 / (1 + e^-value), more exact than bfloat16 by far.
+__device__ float sigmoid(float value) {
+    float sum, share;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(sum) : "f"(value * -1.44269504f));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(share) : "f"(1 + sum));
+    return share;
+}
+
 __device__ float float_of_half(unsigned short bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));

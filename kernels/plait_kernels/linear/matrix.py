@@ -53,8 +53,7 @@ class GpuMatrix(TorchMatrix):
     """cuBLAS, the GEMV kernel for one row, and the skinny GEMM for the few rows with which it is faster."""
 
     row_tile: ClassVar[None] = None
-    """FP8 alone has tiles for one row, here and with a gate."""
-    gate_tile: ClassVar[None] = None
+    """FP8 alone has tiles for one row."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         super().__init__(weight_OI, bias_O)

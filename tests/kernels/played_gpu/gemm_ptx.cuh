@@ -154,6 +154,8 @@ inline unsigned rounded(double value) {
 
 inline unsigned bfloat16_pair(float low, float high) { return rounded(low) | rounded(high) << 16; }
 
+inline float sigmoid(float value) { return 1 / (1 + std::exp(-value)); }
+
 inline unsigned fma2(unsigned a, unsigned b, unsigned c) {
     unsigned sums[2];
     for (int half = 0; half < 2; ++half)

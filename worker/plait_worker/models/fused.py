@@ -1,7 +1,7 @@
 """Decoder layers on a GPU with fewer kernels.
 
 Rope and the cache write are one kernel for any number of rows. For one row on one GPU, where a step takes as long as
-reading the weights, each norm and the gate are fused into the GEMV next to them.
+reading the weights, each norm and the gate are fused into the GEMV next to them; for a few with FP8 weights, the gate.
 
 Shapes: T tokens of the step, D the hidden size, H query heads of this rank, E a head's width, O outputs of a GEMM.
 """
@@ -62,9 +62,9 @@ class FusedBlock:
         """The MLP's output and the residual stream; the next norm adds the two."""
         qkv_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, self.attention_norm, self.qkv)
         x_TD = self.output(self._attend(qkv_TO, step, pages))
-        if x_TD.shape[0] == 1:
-            gated_1O, residual_TD = _rmsnorm_gate_up(x_TD, residual_TD, self.mlp_norm, self.gate_up)
-            return self.down(gated_1O), residual_TD
+        if _gates(self.gate_up, x_TD.shape[0]):
+            gated_TO, residual_TD = _rmsnorm_gate_up(x_TD, residual_TD, self.mlp_norm, self.gate_up)
+            return self.down(gated_TO), residual_TD
         gate_up_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, self.mlp_norm, self.gate_up)
         return self.gated_down(gate_up_TO), residual_TD
 
@@ -122,6 +122,8 @@ def _fused_block(block: Block[StepAttention]) -> FusedBlock | None:
     if len(plain) < len(matrices):
         return None
     qkv, output, gate_up, down = plain
+    if isinstance(gate_up, Fp8Matrix):
+        gate_up.compile_gates()
     return FusedBlock(
         attention_norm=block.attention_norm,
         qkv=qkv,
@@ -152,13 +154,23 @@ def rmsnorm_matmul(x_TD: Summand, residual_TD: Tensor, norm: BlockNorm, matrix: 
     return matrix(normed_TD), residual_TD
 
 
-def _rmsnorm_gate_up(x_1D: Tensor, residual_1D: Tensor, norm: BlockNorm, matrix: FusedMatrix) -> tuple[Tensor, Tensor]:
-    """The same for one row, followed by the gate: ``[1, O / 2]``."""
-    if isinstance(matrix, Int4Matrix):
-        normed_1D, residual_1D = norm.add(x_1D, residual_1D)
-        return silu_mul(matrix(normed_1D)), residual_1D
-    if norm.fuses_row(x_1D):
-        row_norm = RowNorm(residual_1D, norm.weight_D, norm.eps)
-        return rmsnorm_gate_up_silu(x_1D, row_norm, matrix.weight_OI, matrix.gate_tile)
-    normed_1D, residual_1D = norm.add(x_1D, residual_1D)
-    return gate_up_silu(normed_1D, matrix.weight_OI, matrix.gate_tile), residual_1D
+def _gates(matrix: FusedMatrix, num_rows: int) -> bool:
+    """Whether ``_rmsnorm_gate_up`` takes so many rows."""
+    return matrix.gates(num_rows) if isinstance(matrix, Fp8Matrix) else num_rows == 1
+
+
+def _rmsnorm_gate_up(x_TD: Tensor, residual_TD: Tensor, norm: BlockNorm, matrix: FusedMatrix) -> tuple[Tensor, Tensor]:
+    """The same, followed by the gate: ``[T, O / 2]``."""
+    row_norm = RowNorm(residual_TD, norm.weight_D, norm.eps)
+    if isinstance(matrix, GpuMatrix) and norm.fuses_row(x_TD):
+        return rmsnorm_gate_up_silu(x_TD, row_norm, matrix.weight_OI)
+    if isinstance(matrix, Fp8Matrix) and norm.is_own(x_TD):
+        return matrix.rmsnorm_gate_up(x_TD, row_norm)
+    normed_TD, residual_TD = norm.add(x_TD, residual_TD)
+    return _gate_up(normed_TD, matrix), residual_TD
+
+
+def _gate_up(normed_TD: Tensor, matrix: FusedMatrix) -> Tensor:
+    if isinstance(matrix, Fp8Matrix):
+        return matrix.gate_up(normed_TD)
+    return gate_up_silu(normed_TD, matrix.weight_OI) if isinstance(matrix, GpuMatrix) else silu_mul(matrix(normed_TD))
