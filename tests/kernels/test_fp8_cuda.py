@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from plait_kernels.linear import Fp8Weight, RowNorm, fp8_gate_up_silu, fp8_gemm_cuda
+from plait_kernels.linear import Fp8Matrix, Fp8Weight, RowNorm, fp8_gate_up_silu, fp8_gemm_cuda
 from plait_kernels.linear.fp8 import Fp8Rows, join, quantise_blocks, quantise_outputs, quantise_rows
 from plait_kernels.linear.fp8_gemm_cuda import (
     Form,
@@ -28,6 +28,7 @@ from plait_kernels.linear.fp8_tiles import (
     Fp8RowTile,
     Fp8TmaTile,
     Fp8WgmmaTile,
+    can_gate,
     cuda_tiles_in,
     cuda_unsupported_reason,
     row_tile_of,
@@ -218,6 +219,16 @@ def test_a_matrix_is_compiled_for_all_that_its_rows_may_need() -> None:
     assert forms_of(weight, Fp8WgmmaTile(8, 2, 4, 1, 1)) == [Form(False)]
     assert forms_of(odd, Fp8RowTile(2, 4, 2)) == [Form(True), Form(True, True)], "24 outputs are no whole tiles"
     assert forms_of(weight, Fp8RowTile(1, 4, 2)) == [Form(False), Form(False, True)]
+
+
+def test_gates_are_for_whole_eights_and_for_rows_with_a_kernel() -> None:
+    tile = Fp8WgmmaTile(8, 1, 4, 1, 1)
+    assert [can_gate(quantise_outputs(torch.ones(num, 64)), tile) for num in (16, 24, 48)] == [True, False, True]
+    matrix, x_1I = Fp8Matrix(quantise_outputs(torch.randn(96, 64)), None), torch.randn(1, 64)
+    matrix.compile_gates()
+    assert [rows for rows in range(70) if matrix.gates(rows)] == [1], "elsewhere one row alone"
+    gate_1O, up_1O = matrix(x_1I).chunk(2, dim=1)
+    torch.testing.assert_close(matrix.gate_up(x_1I), F.silu(gate_1O) * up_1O)
 
 
 def test_blocks_have_the_work_of_a_matrix() -> None:

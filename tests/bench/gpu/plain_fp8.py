@@ -145,6 +145,7 @@ def methods(plain: PlainFp8) -> dict[str, Callable[..., Any]]:
         "__call__": lambda matrix, x_NI: plain.of_matrix(matrix, x_NI),
         "matmul_out": lambda matrix, x_NI, out_NO: out_NO.copy_(plain.of_matrix(matrix, x_NI)),
         "rmsnorm_matmul": rmsnorm_matmul,
+        "gates": lambda _matrix, _num_rows: False,
         "silu_mul_matmul": lambda matrix, given: plain.of_matrix(matrix, activation.silu_mul(given.float())),
     }
 

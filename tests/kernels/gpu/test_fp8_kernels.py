@@ -14,6 +14,7 @@ from plait_kernels.linear import (
     Fp8Weight,
     RowNorm,
     Tile,
+    fp8_gate_up_silu,
     fp8_gemm,
     fp8_reference,
     gate_up_silu,
@@ -175,6 +176,49 @@ def test_each_cuda_tile_gives_the_same_sums_each_time(tile: Fp8WgmmaTile, kind: 
         assert off_by(wide_N[0][:, :336], matmul(rows.dequantised(), weight)) < TOLERANCE
 
 
+def gate_up_of(kind: str, width: int, num_inputs: int) -> Fp8Weight:
+    weight = join([KINDS[kind](normal(width, num_inputs)) for _ in range(2)])
+    assert weight is not None
+    return weight
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tile", WGMMA_TILES, ids=str)
+def test_each_cuda_tile_gates_its_rows(tile: Fp8WgmmaTile, kind: str) -> None:
+    weight = gate_up_of(kind, 168, 1296)
+    for num_rows in (3, tile.rows, tile.rows + 1):
+        x_NI = normal(num_rows, 1296)
+        x_NI[-1, 7] = float("nan")
+        rows, wide_N = quantise_rows(x_NI, is_grouped=is_grouped(weight)), list[Tensor]()
+        for _ in range(3):
+            wide_N.append(normal(num_rows, 177).fill_(7))
+            fp8_gate_up_silu(rows, weight, tile, wide_N[-1][:, :168])
+        given_NO, right_NO = wide_N[0][:, :168], gate(matmul(rows.dequantised(), weight))
+        assert torch.equal(wide_N[0][:-1], wide_N[1][:-1])
+        assert torch.equal(wide_N[0][:-1], wide_N[2][:-1])
+        assert (wide_N[0][:, 168:] == 7).all()
+        assert given_NO[-1].isnan().all()
+        assert off_by(given_NO[:-1], right_NO[:-1]) < TOLERANCE
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("num_rows", [2, 40, 64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_matrix_gates_few_rows_as_its_outputs_are_gated(kind: str, num_rows: int) -> None:
+    matrix, x_NI = Fp8Matrix(gate_up_of(kind, 2816, 2048), None), normal(num_rows, 2048)
+    norm = RowNorm(normal(num_rows, 2048), normal(2048), 1e-6)
+    assert not matrix.gates(num_rows), "before its kernels are compiled"
+    matrix.compile_gates()
+    assert matrix.gates(num_rows)
+    assert not matrix.gates(65)
+    assert off_by(matrix.gate_up(x_NI), gate(matrix(x_NI).double())) < TOLERANCE
+    given_NO, sum_NI = matrix.rmsnorm_gate_up(x_NI, norm)
+    both_NO, right_sum_NI = matrix.rmsnorm_matmul(x_NI, norm)
+    assert torch.equal(sum_NI, right_sum_NI)
+    assert off_by(given_NO, gate(both_NO.double())) < TOLERANCE
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("key", [key for key in TUNED if key.startswith("cuda fp8")])
 def test_every_cuda_tile_of_the_tuning_table_is_right(key: str) -> None:
@@ -188,7 +232,10 @@ def test_every_cuda_tile_of_the_tuning_table_is_right(key: str) -> None:
             continue
         rows = quantise_rows(x_NI, is_grouped=is_grouped(weight))
         out_NO = fp8_gemm(rows, weight, tile, normal(len(x_NI), num_outputs))
-        assert off_by(out_NO, matmul(rows.dequantised(), weight)) < TOLERANCE, f"{most_rows} rows"
+        right_NO = matmul(rows.dequantised(), weight)
+        assert off_by(out_NO, right_NO) < TOLERANCE, f"{most_rows} rows"
+        gated_NO = fp8_gate_up_silu(rows, weight, tile, normal(len(x_NI), num_outputs // 2))
+        assert off_by(gated_NO, gate(right_NO)) < TOLERANCE, f"{most_rows} rows with gates"
 
 
 def gate(gate_up: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from plait_kernels.linear import Fp8Matrix, RowNorm
+from plait_kernels.nvrtc import no_compiler_reason
 from plait_testing.gpu_driver import GPU, NUM_TOKENS, PAGE_SIZE, RANDOM, GpuDriver, divergence, logprobs, save_random
 from plait_testing.recording import Record
 from plait_worker.attention.backend import BackendRequirements
@@ -102,6 +104,38 @@ def test_a_row_alone_gets_what_it_gets_beside_others(backend: str, tmp_path: Pat
     beside = one_by_one(GpuDriver(model, attention), ids, {"other": ids[:77]})
     of_alone, of_beside = (divergence(right, given).median() for given in (alone, beside))
     assert float(of_alone) <= LIMIT * float(of_beside)
+
+
+@pytest.mark.acceptance("gpu-fp8")
+@pytest.mark.skipif(no_compiler_reason() is not None, reason="no NVRTC")
+def test_a_few_fp8_rows_get_what_a_gate_of_its_own_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a size in the tuning table the GEMM applies the gate; both ways round as often."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("FP8 GEMMs in CUDA C++ are for Hopper GPUs")
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}
+    sizes = RANDOM | {"hidden_size": 2048, "intermediate_size": 2816}
+    save_random(tmp_path, transformers.Qwen3Config(**heads, **sizes), seed=1)
+    ids = torch.randint(2048, (400,), generator=torch.Generator().manual_seed(1)).tolist()
+    exact = load_model(tmp_path, "float32", GPU, Parallel())
+    model = load_model(tmp_path, "bfloat16", GPU, Parallel(), quantises=True)
+    attention = try_backend("triton", backend_requirements(model))
+    assert not isinstance(attention, str), attention
+    right = one_by_one(GpuDriver(exact, torch_attention(exact)), ids, {"other": ids[:77]})
+    gated_rows: list[int] = []
+    gate_up = Fp8Matrix.rmsnorm_gate_up
+
+    def counted(matrix: Fp8Matrix, x_NI: Tensor, norm: RowNorm) -> tuple[Tensor, Tensor]:
+        gated_rows.append(len(x_NI))
+        return gate_up(matrix, x_NI, norm)
+
+    monkeypatch.setattr(Fp8Matrix, "rmsnorm_gate_up", counted)
+    together = one_by_one(GpuDriver(model, attention), ids, {"other": ids[:77]})
+    assert gated_rows == [2] * 300 * RANDOM["num_hidden_layers"]
+    monkeypatch.setattr(Fp8Matrix, "gates", lambda _matrix, num_rows: num_rows == 1)
+    apart = one_by_one(GpuDriver(model, attention), ids, {"other": ids[:77]})
+    of_together, of_apart = (divergence(right, given).median() for given in (together, apart))
+    assert float(of_together) <= LIMIT * float(of_apart)
+    assert float(divergence(apart, together).median()) <= float(of_apart), "FP8 itself rounds more"
 
 
 def one_by_one(driver: GpuDriver, ids: list[int], others: dict[str, list[int]]) -> Tensor:
