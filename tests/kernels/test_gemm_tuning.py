@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from plait_kernels.linear import Tile, fp8_tiles, gemm_tuning, tiles_for, tuning_file
-from plait_kernels.linear.fp8_gemm_cuda import Form, gemm_launch, row_launch
+from plait_kernels.linear.fp8_gemm_cuda import Form, gemm_launch, row_launch, tma_launch
 from plait_kernels.linear.fp8_tiles import Fp8RowTile
 from plait_kernels.linear.gemm_tuning import int4_tiles_of
 from plait_kernels.linear.int4 import INTEGER, Int4Weight, pack_int4, stored_shape
@@ -23,9 +23,10 @@ ENTRIES = [
 ]
 
 
-TRITON_ENTRIES = [entry for entry in ENTRIES if not entry[1].startswith("cuda")]
+TRITON_ENTRIES = [entry for entry in ENTRIES if not entry[1].startswith(("cuda", "tma"))]
 CUDA_ENTRIES = [entry for entry in ENTRIES if entry[1].startswith("cuda int4")]
 FP8_ENTRIES = [entry for entry in ENTRIES if entry[1].startswith("cuda fp8")]
+TMA_ENTRIES = [entry for entry in ENTRIES if entry[1].startswith("tma fp8")]
 MOST_SHARED_BYTES, MULTIPROCESSORS = 227 << 10, 132
 """Of a block on a Hopper GPU, and of an H200."""
 
@@ -78,6 +79,18 @@ def test_fp8_cuda_tiles_serve_and_fit_the_rows_they_stand_for(
         assert tile.splits <= 8
         launch = gemm_launch(num_rows, (num_outputs, num_inputs), Form("blocks" in shape), tile)
     assert launch.shared_bytes <= MOST_SHARED_BYTES, table
+
+
+@pytest.mark.parametrize(("table", "shape", "most_rows", "numbers"), TMA_ENTRIES)
+def test_fp8_tiles_copied_by_tma_fit_and_no_block_waits_for_another(
+    table: str, shape: str, most_rows: str, numbers: list[int]
+) -> None:
+    num_outputs, num_inputs = map(int, shape.rpartition(" ")[2].split("x"))
+    tile = fp8_tiles.tma_tiles_in({most_rows: numbers})[int(most_rows)]
+    assert tile.splits <= 4, "a cluster of 8 large blocks waits for 8 free multiprocessors side by side"
+    launch = tma_launch(int(most_rows), (num_outputs, num_inputs), tile)
+    assert launch.shared_bytes <= MOST_SHARED_BYTES, table
+    assert launch.blocks <= MULTIPROCESSORS
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,8 @@ def _measured(weight: Fp8Weight) -> dict[int, Fp8CudaTile]:
         return {}
     device = weight.stored_OI.device
     table = tuning_table(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
-    return cuda_tiles_in(table.get(cuda_key(weight), {})) | tma_tiles_in(table.get(tma_key(weight), {}))
+    tiles = dict[int, Fp8CudaTile](cuda_tiles_in(table.get(cuda_key(weight), {})))
+    return tiles | tma_tiles_in(table.get(tma_key(weight), {}))
 
 
 def cuda_unsupported_reason(weight: Fp8Weight) -> str | None:
@@ -123,9 +124,9 @@ def cuda_key(weight: Fp8Weight) -> str:
     return f"cuda {fp8_key(weight)}"
 
 
-def cuda_tiles_in(by_max_rows: Mapping[str, Sequence[int]]) -> dict[int, Fp8CudaTile]:
+def cuda_tiles_in(by_max_rows: Mapping[str, Sequence[int]]) -> dict[int, Fp8RowTile | Fp8WgmmaTile]:
     """For each number of rows, from those of the most rows."""
-    found, least = dict[int, Fp8CudaTile](), 1
+    found, least = dict[int, Fp8RowTile | Fp8WgmmaTile](), 1
     for most in CUDA_MAX_ROWS:
         if numbers := by_max_rows.get(str(most)):
             found |= dict.fromkeys(range(least, most + 1), (Fp8RowTile if most == 1 else Fp8WgmmaTile)(*numbers))
@@ -138,9 +139,9 @@ def tma_key(weight: Fp8Weight) -> str:
     return f"tma {fp8_key(weight)}"
 
 
-def tma_tiles_in(by_max_rows: Mapping[str, Sequence[int]]) -> dict[int, Fp8CudaTile]:
+def tma_tiles_in(by_max_rows: Mapping[str, Sequence[int]]) -> dict[int, Fp8TmaTile]:
     """As ``cuda_tiles_in``."""
-    found, least = dict[int, Fp8CudaTile](), _TMA_LEAST_ROWS
+    found, least = dict[int, Fp8TmaTile](), _TMA_LEAST_ROWS
     for most in TMA_MAX_ROWS:
         if numbers := by_max_rows.get(str(most)):
             found |= dict.fromkeys(range(least, most + 1), Fp8TmaTile(*numbers))

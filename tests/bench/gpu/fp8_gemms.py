@@ -1,12 +1,12 @@
 """FP8 GEMMs of both models' matrices at 1 to 8,192 rows: ours, torch's scaled GEMM, and bfloat16 beside them.
 
-Ours are the kernels in Triton and those in CUDA C++.
+Ours are the kernels in Triton and those in CUDA C++; of the latter, one copies by TMA and is for more rows as well.
 
     python tests/bench/gpu/fp8_gemms.py --out FILE
 
 Times are a call's share of a captured chain over weights that no cache holds; quantising the rows is not in them. Also
 adds to the tuning table of this GPU the fastest tiles of Triton's kernel for up to 64 rows, and those of the CUDA
-kernels for up to 64 that are right and faster than all else by more than the noise.
+kernels that are right and faster than all else by more than the noise.
 """
 
 from __future__ import annotations
@@ -27,9 +27,19 @@ import torch.nn.functional as F
 from plait.bench.result_file import commit, machine, versions
 from plait_kernels.linear import Fp8Rows, Fp8Weight, Tile, fp8_gemm, gemv, quantise_rows, tuning_file
 from plait_kernels.linear.fp8 import quantise_blocks, quantise_outputs
-from plait_kernels.linear.fp8_gemm_cuda import compile_for
+from plait_kernels.linear.fp8_gemm_cuda import compile_for, tma_launch
 from plait_kernels.linear.fp8_matrix import scaled_mm, takes_scaled_mm
-from plait_kernels.linear.fp8_tiles import CUDA_MAX_ROWS, Fp8CudaTile, Fp8RowTile, Fp8WgmmaTile, cuda_key
+from plait_kernels.linear.fp8_tiles import (
+    CUDA_MAX_ROWS,
+    TMA_MAX_ROWS,
+    Fp8CudaTile,
+    Fp8GemmTile,
+    Fp8RowTile,
+    Fp8TmaTile,
+    Fp8WgmmaTile,
+    cuda_key,
+    tma_key,
+)
 from plait_kernels.linear.gemm_tuning import fp8_key
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
@@ -66,8 +76,16 @@ WGMMA_TILES = {
     64: ((1, 6, 2), (1, 12, 1), (2, 4, 2), (2, 8, 1), (3, 6, 1)),
 }
 """Warpgroups, stages and blocks on a multiprocessor, by the most rows."""
+TMA_TILES = {
+    64: ((1, 6), (1, 14), (2, 9), (3, 7)),
+    128: ((1, 8), (2, 7), (3, 5), (4, 4)),
+    256: ((1, 5), (2, 4)),
+}
+"""Warpgroups and stages, by a tile's rows."""
 LEAST_BLOCKS, MOST_BLOCKS = 60, 211
 """Of a grid, the most for each block that fits a multiprocessor."""
+OWN = ("own", "CUDA", "TMA")
+"""Triton's, and those of CUDA C++."""
 MOST_OFF = 2**-7
 """Two steps of bfloat16 in the largest value."""
 BASES = ((64, 128, 3, 4), (64, 128, 5, 4), (128, 128, 3, 4), (128, 128, 4, 8), (64, 256, 3, 4), (128, 256, 3, 8))
@@ -107,11 +125,27 @@ def cuda_tiles(num_outputs: int, num_rows: int) -> Iterator[Fp8WgmmaTile]:
                 yield Fp8WgmmaTile(num_rows, warpgroups, stages, blocks, splits)
 
 
+def tma_tiles(shape: tuple[int, int], num_rows: int) -> Iterator[Fp8TmaTile]:
+    """The same of the one that copies by TMA."""
+    for rows in TMA_TILES if num_rows in TMA_MAX_ROWS else ():
+        for warpgroups, stages in TMA_TILES[rows] if num_rows >= rows >= num_rows / 2 else ():
+            for splits in range(1, 5):
+                tile = Fp8TmaTile(rows, warpgroups, stages, splits)
+                try:
+                    launch = tma_launch(num_rows, shape, tile)
+                except ValueError:
+                    continue
+                if LEAST_BLOCKS <= launch.blocks <= MOST_BLOCKS:
+                    yield tile
+
+
 def compile_cuda_kernels() -> None:
     """All that are tried, at once."""
     tiles = [*ROW_TILES, *(Fp8WgmmaTile(rows, *each, 1) for rows, all in WGMMA_TILES.items() for each in all)]
     for quantise in FORMATS.values():
         compile_for(quantise(torch.zeros(64, 256, device="cuda")), tiles)
+    copied = [Fp8TmaTile(rows, *each, 1) for rows, all in TMA_TILES.items() for each in all]
+    compile_for(quantise_outputs(torch.zeros(64, 256, device="cuda")), copied)
 
 
 def compile_ahead(job: Job) -> Job | None:
@@ -150,6 +184,8 @@ def ways(
     out_NO = x_NI.new_empty(num_rows, weights[0].shape[0])
     for wgmma_tile in cuda_tiles(weights[0].shape[0], num_rows):
         yield "CUDA", partial(_own, rows, wgmma_tile, out_NO), wgmma_tile
+    for tma_tile in () if weights[0].block_rows else tma_tiles(weights[0].shape, num_rows):
+        yield "TMA", partial(_own, rows, tma_tile, out_NO), tma_tile
     for tile in tiles(kind, weights[0].shape, num_rows):
         if Job(kind, num_inputs, num_rows, tile) in fits:
             yield "own", partial(_own, rows, tile, out_NO), tile
@@ -162,7 +198,7 @@ def _row(x_1I: Tensor, tile: Fp8RowTile | None, weight: Fp8Weight) -> Tensor:
     return gemv(x_1I, weight, tile=tile)
 
 
-def _own(rows: Fp8Rows, tile: Tile | Fp8WgmmaTile, out_NO: Tensor, weight: Fp8Weight) -> Tensor:
+def _own(rows: Fp8Rows, tile: Tile | Fp8GemmTile, out_NO: Tensor, weight: Fp8Weight) -> Tensor:
     return fp8_gemm(rows, weight, tile, out_NO)
 
 
@@ -185,23 +221,25 @@ def measure(kind: str, x_NI: Tensor, weights: Sequence[Fp8Weight], fits: frozens
         found.append(Found(way, chain_us(call, weights), off, tile))  # type: ignore[arg-type]
     best = [
         min(own, key=lambda each: each.us)
-        for way in ("own", "CUDA")
+        for way in OWN
         if (own := [each for each in found if each.way == way and (way == "own" or each.error < MOST_OFF)])
     ]
-    return [*best, *(each for each in found if each.way not in ("own", "CUDA"))]
+    return [*best, *(each for each in found if each.way not in OWN)]
 
 
 def add_to_table(
     table: dict[str, dict[str, list[int]]], weight: Fp8Weight, num_rows: int, found: Sequence[Found]
 ) -> None:
-    """The tile of Triton's kernel if it is faster than torch, and of a CUDA kernel if it is faster than both."""
-    rest = sorted((each for each in found if each.way != "CUDA"), key=lambda each: each.us)
+    """Triton's tile if it is faster than torch, and a CUDA kernel's if it is faster than all before it."""
+    rest = sorted((each for each in found if each.way not in OWN[1:]), key=lambda each: each.us)
     if num_rows in FEW[1:] and rest and rest[0].tile is not None:
         table.setdefault(fp8_key(weight), {})[f"{num_rows}"] = list(dataclasses.astuple(rest[0].tile))
-    for own in found:
-        is_faster = not rest or own.us < (1 - LEAST_GAIN) * rest[0].us
-        if own.way == "CUDA" and own.tile is not None and is_faster and num_rows in CUDA_MAX_ROWS:
-            table.setdefault(cuda_key(weight), {})[f"{num_rows}"] = list(dataclasses.astuple(own.tile))
+    least = rest[0].us if rest else float("inf")
+    for way, key, measured in (("CUDA", cuda_key(weight), CUDA_MAX_ROWS), ("TMA", tma_key(weight), TMA_MAX_ROWS)):
+        for own in found:
+            if own.way == way and own.tile is not None and own.us < (1 - LEAST_GAIN) * least and num_rows in measured:
+                table.setdefault(key, {})[f"{num_rows}"] = list(dataclasses.astuple(own.tile))
+                least = own.us
 
 
 def main() -> None:

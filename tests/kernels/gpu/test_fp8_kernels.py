@@ -29,7 +29,7 @@ from plait_kernels.linear import fp8 as reference
 from plait_kernels.linear.fp8 import join, quantise_blocks, quantise_outputs
 from plait_kernels.linear.fp8_gemm_cuda import compile_for
 from plait_kernels.linear.fp8_matrix import fp8_unsupported_reason
-from plait_kernels.linear.fp8_tiles import Fp8RowTile, Fp8WgmmaTile, cuda_tiles_in
+from plait_kernels.linear.fp8_tiles import Fp8RowTile, Fp8WgmmaTile, cuda_tiles_in, tma_tiles_in
 from plait_kernels.linear.gemm_tuning import tuning_file
 from plait_kernels.moe import Fp8Experts, stack_fp8
 from plait_kernels.moe.fp8_experts import reference_parts
@@ -236,6 +236,23 @@ def test_every_cuda_tile_of_the_tuning_table_is_right(key: str) -> None:
         assert off_by(out_NO, right_NO) < TOLERANCE, f"{most_rows} rows"
         gated_NO = fp8_gate_up_silu(rows, weight, tile, normal(len(x_NI), num_outputs // 2))
         assert off_by(gated_NO, gate(right_NO)) < TOLERANCE, f"{most_rows} rows with gates"
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("key", [key for key in TUNED if key.startswith("tma fp8")])
+def test_every_tile_copied_by_tma_is_right_for_the_rows_it_serves(key: str) -> None:
+    num_outputs, num_inputs = map(int, key.rpartition(" ")[2].split("x"))
+    weight, tiles = quantise_outputs(normal(num_outputs, num_inputs)), tma_tiles_in(TUNED[key])
+    compile_for(weight, tiles.values())
+    for num_rows in sorted({min(tiles), *(rows for rows in tiles if rows % 64 in (0, 1)), 100, 203} & tiles.keys()):
+        rows = quantise_rows(normal(num_rows, num_inputs), is_grouped=False)
+        wide_NO = torch.full((num_rows, num_outputs + 8), 7.0, dtype=torch.bfloat16, device="cuda")
+        out_NO = wide_NO[:, :num_outputs]
+        first_NO = fp8_gemm(rows, weight, tiles[num_rows], out_NO).clone()
+        assert off_by(first_NO, matmul(rows.dequantised(), weight)) < TOLERANCE, f"{num_rows} rows"
+        assert (wide_NO[:, num_outputs:] == 7).all()
+        for _ in range(20):
+            assert torch.equal(fp8_gemm(rows, weight, tiles[num_rows], out_NO), first_NO)
 
 
 def gate(gate_up: Tensor) -> Tensor:
