@@ -18,28 +18,28 @@ from plait_kernels.pdl import pdl_launch, pdl_wait
 def quantise_rows(x_NI: Tensor, *, is_grouped: bool) -> Fp8Rows:
     """See ``plait_kernels.linear.quantise_rows``."""
     x_NI = x_NI.contiguous()
-    rows = _empty(x_NI, x_NI.shape[1], is_grouped)
+    rows = empty_rows(x_NI, *x_NI.shape, is_grouped=is_grouped)
     _launch(x_NI, None, rows, x_NI, is_gated=False, is_grouped=is_grouped)
     return rows
 
 
 def rmsnorm_quantise(x_NI: Tensor, norm: RowNorm, *, is_grouped: bool) -> tuple[Fp8Rows, Tensor]:
     """See ``plait_kernels.linear.rmsnorm_quantise``."""
-    rows, sum_NI = _empty(x_NI, x_NI.shape[1], is_grouped), torch.empty_like(x_NI)
+    rows, sum_NI = empty_rows(x_NI, *x_NI.shape, is_grouped=is_grouped), torch.empty_like(x_NI)
     _launch(x_NI, norm, rows, sum_NI, is_gated=False, is_grouped=is_grouped)
     return rows, sum_NI
 
 
 def silu_mul_quantise(gate_up_N2I: Tensor, *, is_grouped: bool) -> Fp8Rows:
     """See ``plait_kernels.linear.silu_mul_quantise``."""
-    rows = _empty(gate_up_N2I, gate_up_N2I.shape[1] // 2, is_grouped)
+    rows = empty_rows(gate_up_N2I, len(gate_up_N2I), gate_up_N2I.shape[1] // 2, is_grouped=is_grouped)
     _launch(gate_up_N2I, None, rows, gate_up_N2I, is_gated=True, is_grouped=is_grouped)
     return rows
 
 
-def _empty(like: Tensor, width: int, is_grouped: bool) -> Fp8Rows:
+def empty_rows(like: Tensor, num_rows: int, width: int, *, is_grouped: bool) -> Fp8Rows:
+    """Of any value, on the device of ``like``; with room for whole fours, and a scale for each group or each row."""
     num_groups = triton.cdiv(width, GROUP) if is_grouped else 1
-    num_rows = like.shape[0]
     whole = triton.cdiv(num_rows, ROWS_MULTIPLE) * ROWS_MULTIPLE
     scale = torch.empty(num_groups, whole, dtype=torch.float32, device=like.device).t()[:num_rows]
     return Fp8Rows(torch.empty(whole, width, dtype=FP8, device=like.device)[:num_rows], scale)

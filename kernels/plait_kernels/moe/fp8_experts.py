@@ -15,6 +15,9 @@ from plait_kernels.linear.fp8 import FP8, Fp8Weight, quantise_rows
 from plait_kernels.linear.fp8_reference import silu_mul_quantise
 from plait_kernels.moe.parts import MAX_INDEXED, RowParts
 
+_MAX_FEW = 12
+"""Pairs of an expert on the average."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fp8Experts:
@@ -26,8 +29,9 @@ class Fp8Experts:
     def __call__(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
         """See ``plait_kernels.moe.expert_mlps``; the rows of one or two tokens are not quantised."""
         experts = self.gate_up_EJH, self.down_EHI
+        pairs_per_expert = experts_TK.numel() / len(self.down_EHI.stored_OI)
         if not x_TH.is_cuda:
-            parts_NH = reference_parts(x_TH, *experts, experts_TK)
+            parts_NH = reference_parts(x_TH, *experts, experts_TK, pairs_per_expert)
             return torch.einsum("tkh,tk->th", parts_NH.unflatten(0, experts_TK.shape), weights_TK).to(x_TH.dtype)
         if len(x_TH) <= MAX_INDEXED:
             from plait_kernels.moe import indexed_gemv_triton
@@ -37,7 +41,6 @@ class Fp8Experts:
         from plait_kernels.moe.grouped_gemm_triton import combine
 
         out_TH = torch.empty_like(x_TH)
-        pairs_per_expert = experts_TK.numel() / len(self.down_EHI.stored_OI)
         parts_NH = fp8_grouped_gemm_triton.expert_parts(x_TH, *experts, experts_TK, pairs_per_expert)
         combine(parts_NH, weights_TK, out_TH)
         return out_TH
@@ -45,14 +48,14 @@ class Fp8Experts:
     def parts(self, x_GH: Tensor, weights_GK: Tensor, experts_GK: Tensor, num_ranks: int) -> RowParts:
         """See ``ExpertStack.parts``."""
         experts = self.gate_up_EJH, self.down_EHI
+        pairs_per_expert = experts_GK.numel() / num_ranks / len(self.down_EHI.stored_OI)
         if not x_GH.is_cuda:
-            return RowParts(reference_parts(x_GH, *experts, experts_GK).to(x_GH.dtype))
+            return RowParts(reference_parts(x_GH, *experts, experts_GK, pairs_per_expert).to(x_GH.dtype))
         from plait_kernels.moe import fp8_grouped_gemm_triton, indexed_gemv_triton
 
         if len(x_GH) // num_ranks <= MAX_INDEXED:
             sums_GH = indexed_gemv_triton.expert_mlps(x_GH, *experts, weights_GK, experts_GK, is_partial=True)
             return RowParts(sums_GH, is_summed=True)
-        pairs_per_expert = experts_GK.numel() / num_ranks / len(self.down_EHI.stored_OI)
         return RowParts(fp8_grouped_gemm_triton.expert_parts(x_GH, *experts, experts_GK, pairs_per_expert))
 
 
@@ -69,15 +72,27 @@ def _stacked(weights: Sequence[Fp8Weight]) -> Fp8Weight:
     return Fp8Weight(stored, torch.stack([weight.scale for weight in weights]), weights[0].block_rows)
 
 
-def reference_parts(x_TH: Tensor, gate_up_EJH: Fp8Weight, down_EHI: Fp8Weight, experts_TK: Tensor) -> Tensor:
+def has_few_rows(num_pairs_per_expert: float) -> bool:
+    """Whether the gate is in the first GEMM, by the mean length of an expert's list.
+
+    Rows then enter the second with a scale for each group, also if weights have one for each output. For more rows
+    the two accumulators of a larger tile would cost the GEMMs more than the kernel between them.
+    """
+    return num_pairs_per_expert <= _MAX_FEW
+
+
+def reference_parts(
+    x_TH: Tensor, gate_up_EJH: Fp8Weight, down_EHI: Fp8Weight, experts_TK: Tensor, num_pairs_per_expert: float
+) -> Tensor:
     """Each pair's output, float32 ``[T K, H]``; zeros where its expert is -1."""
     num_tokens, top_k = experts_TK.shape
     is_grouped = gate_up_EJH.block_rows > 0
+    is_gated_grouped = is_grouped or has_few_rows(num_pairs_per_expert)
     x_TH = quantise_rows(x_TH, is_grouped=is_grouped).dequantised()
     parts_NH = x_TH.new_zeros(num_tokens * top_k, x_TH.shape[1])
     for expert in range(len(down_EHI.stored_OI)):
         pairs = (experts_TK.flatten() == expert).nonzero()[:, 0]
         gate_up_NJ = x_TH[pairs // top_k] @ gate_up_EJH.one(expert).dequantised().T
-        gated = silu_mul_quantise(gate_up_NJ, is_grouped=is_grouped).dequantised()
+        gated = silu_mul_quantise(gate_up_NJ, is_grouped=is_gated_grouped).dequantised()
         parts_NH[pairs] = gated @ down_EHI.one(expert).dequantised().T
     return parts_NH

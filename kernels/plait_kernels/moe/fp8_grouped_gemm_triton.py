@@ -14,6 +14,8 @@ from torch import Tensor
 
 from plait_kernels.linear.fp8 import GROUP, MAX_FAST_INPUTS, Fp8Rows, Fp8Weight
 from plait_kernels.linear.fp8_quantise_triton import quantise_rows, silu_mul_quantise
+from plait_kernels.moe.fp8_experts import has_few_rows
+from plait_kernels.moe.fp8_gated_gemm_triton import down_parts, gated_rows
 from plait_kernels.moe.grouped_gemm_triton import Tile, grouped_grid, launch_options, list_pairs, own_pairs, own_tile
 from plait_kernels.pdl import pdl_wait
 
@@ -24,10 +26,9 @@ _NUM_LONG = 100
 def tile_for(num_pairs_per_expert: float, *, is_grouped: bool) -> Tile:
     """By the mean length of an expert's list, the fastest of 13 on an H200 for DeepSeek-V2-Lite's shapes.
 
-    Torch's scaled grouped GEMM was 2% faster at 8,192 tokens, and slower below.
+    ``has_few_rows`` says which lists go another way. Torch's scaled grouped GEMM was 2% faster at 8,192 tokens, and
+    slower below.
     """
-    if num_pairs_per_expert <= 12:
-        return Tile(16, 128, 128, 4, 3)
     if is_grouped or num_pairs_per_expert <= _NUM_LONG:
         return Tile(64, 128, 128, 4, 3)
     return Tile(128, 128, 128, 8, 3)
@@ -41,10 +42,14 @@ def expert_parts(
     num_experts, hidden_size, _ = down_EHI.stored_OI.shape
     lists = (*list_pairs(experts_TK, num_experts), num_tokens)
     is_grouped = gate_up_EJH.block_rows > 0
+    rows = quantise_rows(x_TH, is_grouped=is_grouped)
+    parts_NH = x_TH.new_empty(num_tokens * top_k, hidden_size)
+    if has_few_rows(num_pairs_per_expert):
+        down_parts(gated_rows(rows, gate_up_EJH, lists, top_k), down_EHI, lists, parts_NH)
+        return parts_NH
     tile = tile_for(num_pairs_per_expert, is_grouped=is_grouped)
     gate_up_NJ = x_TH.new_empty(num_tokens * top_k, gate_up_EJH.stored_OI.shape[1])
-    _grouped_gemm(quantise_rows(x_TH, is_grouped=is_grouped), gate_up_EJH, gate_up_NJ, lists, top_k, tile)
-    parts_NH = x_TH.new_empty(num_tokens * top_k, hidden_size)
+    _grouped_gemm(rows, gate_up_EJH, gate_up_NJ, lists, top_k, tile)
     _grouped_gemm(silu_mul_quantise(gate_up_NJ, is_grouped=is_grouped), down_EHI, parts_NH, lists, 1, tile)
     return parts_NH
 

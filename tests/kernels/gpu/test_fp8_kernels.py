@@ -8,6 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+
+pytest.importorskip("triton", reason="no Triton; pip install triton")
+
 from plait_kernels.linear import (
     Fp8Matrix,
     Fp8Rows,
@@ -31,8 +34,9 @@ from plait_kernels.linear.fp8_gemm_cuda import compile_for
 from plait_kernels.linear.fp8_matrix import fp8_unsupported_reason
 from plait_kernels.linear.fp8_tiles import Fp8RowTile, Fp8WgmmaTile, cuda_tiles_in, tma_tiles_in
 from plait_kernels.linear.gemm_tuning import tuning_file
-from plait_kernels.moe import Fp8Experts, stack_fp8
+from plait_kernels.moe import Fp8Experts, fp8_gated_gemm_triton, stack_fp8
 from plait_kernels.moe.fp8_experts import reference_parts
+from plait_kernels.moe.grouped_gemm_triton import list_pairs
 from plait_kernels.nvrtc import no_compiler_reason
 from torch import Tensor
 
@@ -280,14 +284,39 @@ def experts_of(kind: str, num: int, hidden: int, width: int) -> Fp8Experts:
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 40, 300, 1100, 2100])
 @pytest.mark.parametrize("kind", KINDS)
-def test_experts_are_the_weighted_sum_of_their_mlps(kind: str, num_tokens: int) -> None:
-    experts = experts_of(kind, 8, 384, 192)
+@pytest.mark.parametrize("width", [192, 256, 352])
+def test_experts_are_the_weighted_sum_of_their_mlps(width: int, kind: str, num_tokens: int) -> None:
+    experts = experts_of(kind, 8, 384, width)
     x_TH, weights_TK = normal(num_tokens, 384), torch.rand(num_tokens, 2, device="cuda")
     # The last expert has no token.
     chosen_TK = torch.rand(num_tokens, 7, device="cuda").argsort(dim=1)[:, :2].contiguous()
-    parts_NH = reference_parts(x_TH, experts.gate_up_EJH, experts.down_EHI, chosen_TK)
+    parts_NH = reference_parts(x_TH, experts.gate_up_EJH, experts.down_EHI, chosen_TK, num_tokens * 2 / 8)
     right_TH = torch.einsum("tkh,tk->th", parts_NH.unflatten(0, (num_tokens, 2)), weights_TK)
     assert off_by(experts(x_TH, weights_TK, chosen_TK), right_TH) < 2**-4
+
+
+@pytest.mark.parametrize("num_tokens", [3, 64])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("hidden", "width"), [(2048, 1408), (2048, 352), (384, 192)])
+def test_few_rows_are_gated_and_quantised_in_the_first_gemm(
+    hidden: int, width: int, kind: str, num_tokens: int
+) -> None:
+    """As by float64 of the same rows; an expert of -1 is elsewhere, and one has a list longer than a tile."""
+    experts, x_TH = experts_of(kind, 9, hidden, width), normal(num_tokens, hidden)
+    chosen_TK = torch.rand(num_tokens, 7, device="cuda").argsort(dim=1)[:, :4].contiguous()
+    chosen_TK[:, 3], chosen_TK[0, 1] = 8, -1
+    lists = (*list_pairs(chosen_TK, 9), num_tokens)
+    rows, parts_NH = quantise_rows(x_TH, is_grouped=kind == "blocks"), normal(num_tokens * 4, hidden)
+    gated = fp8_gated_gemm_triton.gated_rows(rows, experts.gate_up_EJH, lists, 4)
+    fp8_gated_gemm_triton.down_parts(gated, experts.down_EHI, lists, parts_NH)
+    for pair, expert in enumerate(chosen_TK.flatten().tolist()):
+        if expert < 0:
+            continue
+        row_1H = rows.dequantised()[pair // 4 : pair // 4 + 1]
+        gated_1I = gate(matmul(row_1H, experts.gate_up_EJH.one(expert)))
+        given_1I = gated.dequantised()[pair : pair + 1]
+        assert off_by(given_1I, gated_1I) < 2**-4
+        assert off_by(parts_NH[pair : pair + 1], matmul(given_1I, experts.down_EHI.one(expert))) < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", KINDS)
