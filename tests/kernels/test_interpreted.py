@@ -278,6 +278,16 @@ def test_experts_agree_with_the_reference(
     torch.testing.assert_close(given, right, atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("num_tokens", "hidden", "top_k"), [(1, 24, 1), (5, 520, 3), (2, 512, 8), (1025, 264, 2)])
+@pytest.mark.parametrize("has_index", [False, True])
+def test_parts_of_a_token_are_weighted_and_summed(num_tokens: int, hidden: int, top_k: int, has_index: bool) -> None:
+    parts, weights = torch.randn(num_tokens * top_k, hidden), torch.rand(num_tokens, top_k)
+    index, out = torch.randperm(num_tokens * top_k), torch.empty(num_tokens, hidden)
+    grouped_gemm_triton.combine(parts, weights, out, index if has_index else None)
+    ordered = parts[index] if has_index else parts
+    assert_close(out, torch.einsum("tkh,tk->th", ordered.unflatten(0, (num_tokens, top_k)), weights))
+
+
 @pytest.mark.parametrize("num_experts", [8, 64, 256, 257])
 @pytest.mark.parametrize("routing", ["spread", "the same experts", "every other expert empty"])
 def test_experts_of_many_tokens_are_grouped_gemms(num_experts: int, routing: str) -> None:

@@ -18,6 +18,10 @@ from torch import Tensor
 from plait_kernels.pdl import pdl_launch, pdl_wait
 
 _LISTED = 1024
+_COMBINED = 256
+"""Columns of a warp, eight a thread. It has all parts of them, which a program of one warp reads at once."""
+_MAX_NARROW = 1024
+"""Above so many tokens there are programs enough without narrow ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,8 @@ def launch_options(tile: Tile, like: Tensor) -> dict[str, int | bool]:
 def combine(parts_NH: Tensor, weights_TK: Tensor, out_TH: Tensor, index_N: Tensor | None = None) -> None:
     """The weighted sum of each token's expert outputs; pair n's is row ``index_N[n]`` (int64), or row n."""
     num_tokens, hidden_size = out_TH.shape
-    top_k, block = weights_TK.shape[1], 1024
+    top_k, num_warps = weights_TK.shape[1], 1 if num_tokens <= _MAX_NARROW else 4
+    block = _COMBINED * num_warps
     _combine_kernel[(num_tokens, triton.cdiv(hidden_size, block))](
         parts_NH,
         weights_TK,
@@ -109,9 +114,10 @@ def combine(parts_NH: Tensor, weights_TK: Tensor, out_TH: Tensor, index_N: Tenso
         out_TH,
         HIDDEN=hidden_size,
         TOP_K=top_k,
+        RANKS=triton.next_power_of_2(top_k),
         HAS_INDEX=index_N is not None,
         BLOCK=block,
-        num_warps=4,
+        num_warps=num_warps,
         **pdl_launch(out_TH),
     )
 
@@ -251,6 +257,7 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
     HIDDEN: tl.constexpr,
     TOP_K: tl.constexpr,
+    RANKS: tl.constexpr,
     HAS_INDEX: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -258,13 +265,14 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     pdl_wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_there = column < HIDDEN
-    out = tl.zeros([BLOCK], tl.float32)
-    for index in tl.static_range(TOP_K):
-        pair = token * TOP_K + index
-        row = pair
-        if HAS_INDEX:
-            row = tl.load(index_ptr + pair)
-        part = tl.load(parts_ptr + row * HIDDEN + column, mask=is_there, other=0.0).to(tl.float32)
-        out += part * tl.load(weights_ptr + pair)
+    rank = tl.arange(0, RANKS)
+    is_rank, is_there = rank < TOP_K, column < HIDDEN
+    pair = token * TOP_K + rank
+    row = pair
+    if HAS_INDEX:
+        row = tl.load(index_ptr + pair, mask=is_rank, other=0)
+    parts_at = parts_ptr + row[:, None] * HIDDEN + column[None, :]
+    parts = tl.load(parts_at, mask=is_rank[:, None] & is_there[None, :], other=0.0)
+    weights = tl.load(weights_ptr + pair, mask=is_rank, other=0.0)
+    out = tl.sum(parts.to(tl.float32) * weights[:, None], axis=0)
     tl.store(out_ptr + token * HIDDEN + column, out.to(out_ptr.dtype.element_ty), mask=is_there)

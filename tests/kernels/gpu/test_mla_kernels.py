@@ -157,3 +157,14 @@ def test_experts_agree_with_the_reference(
     given = backend.expert_mlps(x, gate_up, down, weights, experts)  # type: ignore[attr-defined]
     exact = (x.double(), gate_up.double(), down.double())
     assert_close(given, moe_reference.expert_mlps(*exact, weights, experts))
+
+
+@pytest.mark.parametrize("has_index", [False, True])
+@pytest.mark.parametrize(("num_tokens", "hidden", "top_k"), [(64, 2048, 8), (3, 7168, 9), (1500, 2056, 6)])
+def test_parts_of_a_token_are_weighted_and_summed(num_tokens: int, hidden: int, top_k: int, has_index: bool) -> None:
+    num_pairs, out = num_tokens * top_k, normal(num_tokens, hidden)
+    parts, weights = normal(num_pairs, hidden), torch.rand(num_tokens, top_k, device="cuda")
+    index = torch.randperm(num_pairs, device="cuda")
+    grouped_gemm_triton.combine(parts, weights, out, index if has_index else None)
+    ordered = (parts[index] if has_index else parts).unflatten(0, (num_tokens, top_k))
+    assert_close(out, torch.einsum("tkh,tk->th", ordered.double(), weights.double()).to(out.dtype))
