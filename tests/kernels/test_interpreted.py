@@ -31,7 +31,7 @@ from plait_kernels.attention import reference as attention_reference
 from plait_kernels.kv_cache import FP8, UNSCALED, PageScales, slot_mapping, slot_mapping_triton
 from plait_kernels.kv_cache import reference as cache_reference
 from plait_kernels.kv_cache import triton as cache_triton
-from plait_kernels.linear import RowNorm, Tile, gemv_triton, router_gemv_triton, skinny_gemm_triton
+from plait_kernels.linear import RowNorm, Tile, gemv_triton, router_gemm_triton, router_gemv_triton, skinny_gemm_triton
 from plait_kernels.linear import reference as linear_reference
 from plait_kernels.mla import AbsorbedQueries, CacheTarget, MlaNorm, Tables, values_triton
 from plait_kernels.mla import reference as mla_reference
@@ -320,6 +320,15 @@ def test_a_router_normalises_its_input(num_outputs: int, num_inputs: int) -> Non
     for part, right in zip(given, linear_reference.rmsnorm_router_gemv(x, norm, weight), strict=True):
         assert_close(part, right)
     assert_close(router_gemv_triton.router_gemv(x, weight), x @ weight.T)
+
+
+@pytest.mark.parametrize("num_rows", [0, 2, 8, 19])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 48), (40, 256), (16, 1000)])
+def test_a_router_multiplies_a_few_rows(num_rows: int, num_outputs: int, num_inputs: int) -> None:
+    x, weight = torch.randn(num_rows, num_inputs), torch.randn(num_outputs, num_inputs) / num_inputs**0.5
+    x[num_rows // 2 :, 0] = torch.nan
+    given, right = (module.router_gemm(x, weight) for module in (router_gemm_triton, linear_reference))
+    torch.testing.assert_close(given, right, atol=2e-5, rtol=2e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize(("num_rows", "num_heads", "value_dim", "width"), [(1, 2, 16, 32), (4, 3, 12, 40)])

@@ -12,6 +12,8 @@ from plait_kernels.linear.int4 import Int4Weight
 from plait_kernels.linear.int4_tiles import Int4Tile
 from plait_kernels.linear.reference import RowNorm
 
+MAX_ROUTER = (64, 256, 2048)
+"""N, O and I of ``router_gemm``, which is made for a short wait: larger ones are work enough for cuBLAS."""
 _FAMILY = "plait_kernels.linear"
 _REFERENCE = Backend("reference")
 
@@ -30,6 +32,7 @@ _rmsnorm_gate_up_silu = Op(_FAMILY, "rmsnorm_gate_up_silu", _FP8_CUDA, _GEMV, _R
 _ROUTER = Backend("router_gemv_triton", (on_device("cuda"),))
 _router_gemv = Op(_FAMILY, "router_gemv", _ROUTER, _REFERENCE)
 _rmsnorm_router_gemv = Op(_FAMILY, "rmsnorm_router_gemv", _ROUTER, _REFERENCE)
+_router_gemm = Op(_FAMILY, "router_gemm", Backend("router_gemm_triton", (on_device("cuda"),)), _REFERENCE)
 _FP8 = Backend("fp8_quantise_triton", (on_device("cuda"),))
 _FP8_REFERENCE = Backend("fp8_reference")
 _quantise_rows = Op(_FAMILY, "quantise_rows", _FP8, _FP8_REFERENCE)
@@ -91,6 +94,12 @@ def rmsnorm_router_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple
     """``rms_norm(x + residual) @ weight^T``, float32 ``[1, O]``; that norm in the dtype of ``x``; ``x + residual``."""
     logits_1O, normed_1I, sum_1I = _rmsnorm_router_gemv(x_1I)(x_1I, norm, weight_OI)
     return logits_1O, normed_1I, sum_1I
+
+
+def router_gemm(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+    """``x @ weight^T``, float32 ``[N, O]``, of bfloat16 and ``MAX_ROUTER``'s rows, outputs and inputs at most."""
+    logits_NO: Tensor = _router_gemm(x_NI)(x_NI, weight_OI)
+    return logits_NO
 
 
 def skinny_gemm(x_NI: Tensor, weight_OI: Tensor, tile: Tile, out_NO: Tensor | None = None) -> Tensor:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plait_kernels.linear.cpu import PanelMatrix
-from plait_kernels.linear.gemm import gemv, router_gemv, skinny_gemm
+from plait_kernels.linear.gemm import MAX_ROUTER, gemv, router_gemm, router_gemv, skinny_gemm
 from plait_kernels.linear.gemm_tuning import tiles_of
 
 
@@ -146,4 +146,6 @@ class ExactOnGpu:
             return F.linear(x_NI.float(), self.weight_OI)
         if x_NI.shape[0] == 1:
             return router_gemv(x_NI, self.rounded_OI)
+        if all(size <= most for size, most in zip((len(x_NI), *self.rounded_OI.shape), MAX_ROUTER, strict=True)):
+            return router_gemm(x_NI, self.rounded_OI)
         return torch.mm(x_NI, self.rounded_OI.T, out_dtype=torch.float32)

@@ -58,6 +58,11 @@ def router_gemv(x_1I: Tensor, weight_OI: Tensor) -> Tensor:
     return F.linear(x_1I.float(), weight_OI.float())
 
 
+def router_gemm(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+    """See ``plait_kernels.linear.router_gemm``."""
+    return router_gemv(x_NI, weight_OI)
+
+
 def rmsnorm_router_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """See ``plait_kernels.linear.rmsnorm_router_gemv``."""
     normed_1I, sum_1I = norms.add_rms_norm(x_1I, *norm)

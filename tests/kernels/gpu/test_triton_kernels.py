@@ -16,6 +16,7 @@ from plait_kernels.linear import (
     rmsnorm_gate_up_silu,
     rmsnorm_gemv,
     rmsnorm_router_gemv,
+    router_gemm,
     router_gemv,
     skinny_gemm,
     tiles_of,
@@ -169,6 +170,19 @@ def test_rmsnorm_router_gemv(num_experts: int, num_inputs: int) -> None:
     right = normed.double() @ weight.double().T
     torch.testing.assert_close(logits.double(), right, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(router_gemv(normed, weight).double(), right, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_rows", [2, 7, 16, 33, 64])
+@pytest.mark.parametrize(("num_experts", "num_inputs"), [(64, 2048), (256, 2048), (3, 1032)])
+def test_a_router_multiplies_a_few_rows(num_experts: int, num_inputs: int, num_rows: int) -> None:
+    x, weight = normal(num_rows, num_inputs), normal(num_experts, num_inputs) / num_inputs**0.5
+    logits, right = router_gemm(x, weight), x.double() @ weight.double().T
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits.double(), right, atol=1e-5, rtol=1e-5)
+    x[-1, 5] = torch.nan
+    of_nan = router_gemm(x, weight)
+    assert of_nan[-1].isnan().all()
+    assert torch.equal(of_nan[:-1], logits[:-1])
 
 
 @pytest.mark.parametrize("has_rows", [False, True])
