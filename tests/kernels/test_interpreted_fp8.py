@@ -18,7 +18,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, and Trito
 pytest.importorskip("triton", reason="no Triton; pip install triton")
 
 import triton.language as tl
-from plait_kernels.linear import Fp8Weight
+from plait_kernels.linear import Fp8Weight, RowNorm, fp8_quantise_triton, fp8_reference
 from plait_kernels.linear.fp8 import GROUP, join, quantise_blocks, quantise_outputs, quantise_rows
 from plait_kernels.linear.fp8_reference import silu_mul_quantise
 from plait_kernels.moe import Fp8Experts, fp8_gated_gemm_triton, fp8_grouped_gemm_triton, stack_fp8
@@ -121,6 +121,22 @@ def test_a_nan_stays_in_the_rows_of_its_token() -> None:
     assert given_TKH[4].isnan().all()
     given_TKH[0, 1] = given_TKH[4] = 0
     assert given_TKH.isfinite().all()
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+@pytest.mark.parametrize("width", [256, 352])
+def test_a_norm_is_kept_and_quantised_as_it_is_kept(width: int, is_grouped: bool) -> None:
+    norm = RowNorm(torch.randn(5, width).bfloat16(), torch.rand(width).bfloat16(), 1e-6)
+    x_NI = torch.randn(5, width).bfloat16()
+    x_NI[2], norm.residual_1I[2] = 0, 0
+    x_NI[3, 7] = torch.nan
+    normed_NI, rows, sum_NI = fp8_quantise_triton.add_rms_norm_quantise(x_NI, norm, is_grouped=is_grouped)
+    right_NI, _, right_sum_NI = fp8_reference.add_rms_norm_quantise(x_NI, norm, is_grouped=is_grouped)
+    torch.testing.assert_close(sum_NI, right_sum_NI, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(normed_NI, right_NI, rtol=2**-7, atol=0, equal_nan=True)
+    assert rows.dequantised()[3].isnan().any()
+    others, right = [0, 1, 2, 4], quantise_rows(normed_NI, is_grouped=is_grouped)
+    assert off_by(rows.dequantised()[others], right.dequantised()[others]) < 1e-6
 
 
 @pytest.mark.parametrize("rows", [32, 64])

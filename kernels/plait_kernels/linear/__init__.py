@@ -5,6 +5,7 @@ from plait_kernels.linear.cpu import CpuBlockMatrix, CpuMatrix, PanelMatrix, can
 from plait_kernels.linear.fp8 import Fp8Rows, Fp8Weight
 from plait_kernels.linear.fp8_matrix import Fp8Matrix, fp8_unsupported_reason, silu_mul_matmul
 from plait_kernels.linear.gemm import (
+    add_rms_norm_quantise,
     fp8_gate_up_silu,
     fp8_gemm,
     gate_up_silu,
@@ -51,6 +52,7 @@ __all__ = [
     "PanelMatrix",
     "RowNorm",
     "Tile",
+    "add_rms_norm_quantise",
     "can_pack",
     "dense_matrix",
     "exact_matrix",

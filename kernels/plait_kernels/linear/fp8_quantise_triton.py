@@ -30,6 +30,14 @@ def rmsnorm_quantise(x_NI: Tensor, norm: RowNorm, *, is_grouped: bool) -> tuple[
     return rows, sum_NI
 
 
+def add_rms_norm_quantise(x_NI: Tensor, norm: RowNorm, *, is_grouped: bool) -> tuple[Tensor, Fp8Rows, Tensor]:
+    """See ``plait_kernels.linear.add_rms_norm_quantise``."""
+    rows, sum_NI = empty_rows(x_NI, *x_NI.shape, is_grouped=is_grouped), torch.empty_like(x_NI)
+    normed_NI = torch.empty_like(x_NI)
+    _launch(x_NI, norm, rows, sum_NI, normed_NI, is_gated=False, is_grouped=is_grouped)
+    return normed_NI, rows, sum_NI
+
+
 def silu_mul_quantise(gate_up_N2I: Tensor, *, is_grouped: bool) -> Fp8Rows:
     """See ``plait_kernels.linear.silu_mul_quantise``."""
     rows = empty_rows(gate_up_N2I, len(gate_up_N2I), gate_up_N2I.shape[1] // 2, is_grouped=is_grouped)
@@ -46,7 +54,14 @@ def empty_rows(like: Tensor, num_rows: int, width: int, *, is_grouped: bool) -> 
 
 
 def _launch(
-    x_NI: Tensor, norm: RowNorm | None, rows: Fp8Rows, sum_NI: Tensor, *, is_gated: bool, is_grouped: bool
+    x_NI: Tensor,
+    norm: RowNorm | None,
+    rows: Fp8Rows,
+    sum_NI: Tensor,
+    normed_NI: Tensor | None = None,
+    *,
+    is_gated: bool,
+    is_grouped: bool,
 ) -> None:
     num_rows, width = rows.stored_NI.shape
     if num_rows == 0:
@@ -57,6 +72,7 @@ def _launch(
         norm.residual_1I if norm else x_NI,
         norm.weight_I if norm else x_NI,
         sum_NI,
+        x_NI if normed_NI is None else normed_NI,
         rows.stored_NI,
         rows.scale,
         rows.scale.stride(1),
@@ -67,6 +83,7 @@ def _launch(
         LARGEST=LARGEST,
         LEAST=LEAST,
         HAS_NORM=norm is not None,
+        KEEPS_NORM=normed_NI is not None,
         IS_GATED=is_gated,
         IS_GROUPED=is_grouped,
         num_warps=min(16, max(1, block // 512)),
@@ -80,6 +97,7 @@ def _quantise_kernel(  # type: ignore[no-untyped-def]
     residual_ptr,
     norm_ptr,
     sum_ptr,
+    normed_ptr,
     out_ptr,
     scale_ptr,
     scale_stride,
@@ -90,6 +108,7 @@ def _quantise_kernel(  # type: ignore[no-untyped-def]
     LARGEST: tl.constexpr,
     LEAST: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    KEEPS_NORM: tl.constexpr,
     IS_GATED: tl.constexpr,
     IS_GROUPED: tl.constexpr,
     PDL: tl.constexpr,
@@ -112,6 +131,10 @@ def _quantise_kernel(  # type: ignore[no-untyped-def]
         tl.store(sum_ptr + row * WIDTH + column, total, mask=is_there)
         x = total.to(tl.float32)
         x = x * tl.rsqrt(tl.sum(x * x, axis=0) / WIDTH + eps) * weight
+        if KEEPS_NORM:
+            normed = x.to(normed_ptr.dtype.element_ty)
+            tl.store(normed_ptr + row * WIDTH + column, normed, mask=is_there)
+            x = normed.to(tl.float32)
     if IS_GROUPED:
         GROUPS: tl.constexpr = BLOCK // GROUP
         x = tl.reshape(x, [GROUPS, GROUP])

@@ -24,6 +24,12 @@ def rmsnorm_quantise(x_NI: Tensor, norm: RowNorm, *, is_grouped: bool) -> tuple[
     return quantise_rows(normed_NI, is_grouped=is_grouped), sum_NI
 
 
+def add_rms_norm_quantise(x_NI: Tensor, norm: RowNorm, *, is_grouped: bool) -> tuple[Tensor, Fp8Rows, Tensor]:
+    """See ``plait_kernels.linear.add_rms_norm_quantise``."""
+    normed_NI, sum_NI = norms.add_rms_norm(x_NI, *norm)
+    return normed_NI, quantise_rows(normed_NI, is_grouped=is_grouped), sum_NI
+
+
 def silu_mul_quantise(gate_up_N2I: Tensor, *, is_grouped: bool) -> Fp8Rows:
     """See ``plait_kernels.linear.silu_mul_quantise``."""
     return quantise_rows(activation.silu_mul(gate_up_N2I.float()), is_grouped=is_grouped)

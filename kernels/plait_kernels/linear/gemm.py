@@ -37,6 +37,7 @@ _FP8 = Backend("fp8_quantise_triton", (on_device("cuda"),))
 _FP8_REFERENCE = Backend("fp8_reference")
 _quantise_rows = Op(_FAMILY, "quantise_rows", _FP8, _FP8_REFERENCE)
 _rmsnorm_quantise = Op(_FAMILY, "rmsnorm_quantise", _FP8, _FP8_REFERENCE)
+_add_rms_norm_quantise = Op(_FAMILY, "add_rms_norm_quantise", _FP8, _FP8_REFERENCE)
 _silu_mul_quantise = Op(_FAMILY, "silu_mul_quantise", _FP8, _FP8_REFERENCE)
 _fp8_gemm = Op(_FAMILY, "fp8_gemm", _FP8_CUDA, Backend("fp8_gemm_triton", (on_device("cuda"),)), _FP8_REFERENCE)
 _fp8_gate_up_silu = Op(_FAMILY, "fp8_gate_up_silu", _FP8_CUDA, _FP8_REFERENCE)
@@ -121,6 +122,12 @@ def rmsnorm_quantise(x_NI: Tensor, norm: RowNorm, *, is_grouped: bool) -> tuple[
     """``rms_norm(x + residual)`` in FP8, and ``x + residual``; the norm's residual has as many rows as ``x``."""
     rows, sum_NI = _rmsnorm_quantise(x_NI)(x_NI, norm, is_grouped=is_grouped)
     return rows, sum_NI
+
+
+def add_rms_norm_quantise(x_NI: Tensor, norm: RowNorm, *, is_grouped: bool) -> tuple[Tensor, Fp8Rows, Tensor]:
+    """``rms_norm(x + residual)`` in the dtype of ``x``, that in FP8, and ``x + residual``."""
+    normed_NI, rows, sum_NI = _add_rms_norm_quantise(x_NI)(x_NI, norm, is_grouped=is_grouped)
+    return normed_NI, rows, sum_NI
 
 
 def silu_mul_quantise(gate_up_N2I: Tensor, *, is_grouped: bool) -> Fp8Rows:

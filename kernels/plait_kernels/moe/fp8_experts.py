@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait_kernels.linear.fp8 import FP8, Fp8Weight, quantise_rows
+from plait_kernels.linear.fp8 import FP8, Fp8Rows, Fp8Weight, quantise_rows
 from plait_kernels.linear.fp8_reference import silu_mul_quantise
 from plait_kernels.moe.parts import MAX_INDEXED, RowParts
 
@@ -26,14 +26,24 @@ class Fp8Experts:
     gate_up_EJH: Fp8Weight
     down_EHI: Fp8Weight
 
-    def __call__(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
-        """See ``plait_kernels.moe.expert_mlps``; the rows of one or two tokens are not quantised."""
+    @property
+    def is_grouped(self) -> bool:
+        """Whether rows are quantised with a scale for each group."""
+        return self.gate_up_EJH.block_rows > 0
+
+    @staticmethod
+    def takes_rows(num_tokens: int) -> bool:
+        """Whether so many tokens may be given quantised; one or two are not."""
+        return num_tokens > MAX_INDEXED
+
+    def __call__(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor, rows: Fp8Rows | None = None) -> Tensor:
+        """See ``plait_kernels.moe.expert_mlps``; ``rows`` are ``x_TH`` if it has been quantised."""
         experts = self.gate_up_EJH, self.down_EHI
         pairs_per_expert = experts_TK.numel() / len(self.down_EHI.stored_OI)
         if not x_TH.is_cuda:
-            parts_NH = reference_parts(x_TH, *experts, experts_TK, pairs_per_expert)
+            parts_NH = reference_parts(x_TH, *experts, experts_TK, pairs_per_expert, rows)
             return torch.einsum("tkh,tk->th", parts_NH.unflatten(0, experts_TK.shape), weights_TK).to(x_TH.dtype)
-        if len(x_TH) <= MAX_INDEXED:
+        if not self.takes_rows(len(x_TH)):
             from plait_kernels.moe import indexed_gemv_triton
 
             return indexed_gemv_triton.expert_mlps(x_TH, *experts, weights_TK, experts_TK)
@@ -41,7 +51,7 @@ class Fp8Experts:
         from plait_kernels.moe.grouped_gemm_triton import combine
 
         out_TH = torch.empty_like(x_TH)
-        parts_NH = fp8_grouped_gemm_triton.expert_parts(x_TH, *experts, experts_TK, pairs_per_expert)
+        parts_NH = fp8_grouped_gemm_triton.expert_parts(x_TH, *experts, experts_TK, pairs_per_expert, rows)
         combine(parts_NH, weights_TK, out_TH)
         return out_TH
 
@@ -82,13 +92,18 @@ def has_few_rows(num_pairs_per_expert: float) -> bool:
 
 
 def reference_parts(
-    x_TH: Tensor, gate_up_EJH: Fp8Weight, down_EHI: Fp8Weight, experts_TK: Tensor, num_pairs_per_expert: float
+    x_TH: Tensor,
+    gate_up_EJH: Fp8Weight,
+    down_EHI: Fp8Weight,
+    experts_TK: Tensor,
+    num_pairs_per_expert: float,
+    rows: Fp8Rows | None = None,
 ) -> Tensor:
     """Each pair's output, float32 ``[T K, H]``; zeros where its expert is -1."""
     num_tokens, top_k = experts_TK.shape
     is_grouped = gate_up_EJH.block_rows > 0
     is_gated_grouped = is_grouped or has_few_rows(num_pairs_per_expert)
-    x_TH = quantise_rows(x_TH, is_grouped=is_grouped).dequantised()
+    x_TH = (quantise_rows(x_TH, is_grouped=is_grouped) if rows is None else rows).dequantised()
     parts_NH = x_TH.new_zeros(num_tokens * top_k, x_TH.shape[1])
     for expert in range(len(down_EHI.stored_OI)):
         pairs = (experts_TK.flatten() == expert).nonzero()[:, 0]

@@ -35,14 +35,22 @@ def tile_for(num_pairs_per_expert: float, *, is_grouped: bool) -> Tile:
 
 
 def expert_parts(
-    x_TH: Tensor, gate_up_EJH: Fp8Weight, down_EHI: Fp8Weight, experts_TK: Tensor, num_pairs_per_expert: float
+    x_TH: Tensor,
+    gate_up_EJH: Fp8Weight,
+    down_EHI: Fp8Weight,
+    experts_TK: Tensor,
+    num_pairs_per_expert: float,
+    rows: Fp8Rows | None = None,
 ) -> Tensor:
-    """Each pair's output, ``[N, H]``; that of a pair whose expert is -1 has any value."""
+    """Each pair's output, ``[N, H]``; that of a pair whose expert is -1 has any value.
+
+    ``rows`` are ``x_TH`` if it has been quantised.
+    """
     num_tokens, top_k = experts_TK.shape
     num_experts, hidden_size, _ = down_EHI.stored_OI.shape
     lists = (*list_pairs(experts_TK, num_experts), num_tokens)
     is_grouped = gate_up_EJH.block_rows > 0
-    rows = quantise_rows(x_TH, is_grouped=is_grouped)
+    rows = quantise_rows(x_TH, is_grouped=is_grouped) if rows is None else rows
     parts_NH = x_TH.new_empty(num_tokens * top_k, hidden_size)
     if has_few_rows(num_pairs_per_expert):
         down_parts(gated_rows(rows, gate_up_EJH, lists, top_k), down_EHI, lists, parts_NH)

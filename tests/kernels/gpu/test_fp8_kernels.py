@@ -17,6 +17,7 @@ from plait_kernels.linear import (
     Fp8Weight,
     RowNorm,
     Tile,
+    add_rms_norm_quantise,
     fp8_gate_up_silu,
     fp8_gemm,
     fp8_reference,
@@ -123,6 +124,10 @@ def test_rows_are_quantised_as_the_reference_does(grouped: bool, width: int) -> 
     right, right_sum_NI = fp8_reference.rmsnorm_quantise(x_NI, norm, is_grouped=grouped)
     assert torch.equal(sum_NI, right_sum_NI)
     nearly_same(given, right)
+    normed_NI, rows, sum_NI = add_rms_norm_quantise(x_NI, norm, is_grouped=grouped)
+    assert torch.equal(sum_NI, right_sum_NI)
+    assert off_by(normed_NI, fp8_reference.add_rms_norm_quantise(x_NI, norm, is_grouped=grouped)[0]) < TOLERANCE
+    nearly_same(rows, reference.quantise_rows(normed_NI, is_grouped=grouped))
     gated, right = (
         silu(normal_of(x_NI), is_grouped=grouped) for silu in (silu_mul_quantise, fp8_reference.silu_mul_quantise)
     )

@@ -7,8 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from plait_kernels.linear import ExactOnGpu, GpuMatrix, rmsnorm_gemv, rmsnorm_router_gemv
+from plait_kernels.linear import (
+    ExactOnGpu,
+    Fp8Rows,
+    GpuMatrix,
+    RowNorm,
+    add_rms_norm_quantise,
+    rmsnorm_gemv,
+    rmsnorm_router_gemv,
+)
+from plait_kernels.moe import Fp8Experts
 from plait_worker.layers.mlp import SparseMlp
+from plait_worker.models import loader
+from plait_worker.parallel import Parallel
 from torch import Tensor
 
 
@@ -65,3 +76,29 @@ def test_a_norm_is_fused_with_its_router_for_one_row(
     assert rows == [1] * sum(isinstance(block.mlp, SparseMlp) for block in together.model.blocks)
     assert rows
     torch.testing.assert_close(torch.cat(given), torch.cat(right), atol=0, rtol=0)
+
+
+def test_a_norm_quantises_for_experts_in_fp8_of_more_rows_than_two(
+    save_tiny: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "fp8_unsupported_reason", lambda _device, _dtype: None)
+    path = save_tiny("deepseek_v2", moe_intermediate_size=48).path
+    model: Any = loader.load_model(path, "bfloat16", torch.device("cpu"), Parallel(), quantises=True)
+    blocks = [block for block in model.blocks if isinstance(block.mlp, SparseMlp)]
+    assert blocks
+    assert all(isinstance(block.mlp.experts, Fp8Experts) for block in blocks)
+    rows = []
+
+    def counted(x_NI: Tensor, norm: RowNorm, *, is_grouped: bool) -> tuple[Tensor, Fp8Rows, Tensor]:
+        rows.append(len(x_NI))
+        return add_rms_norm_quantise(x_NI, norm, is_grouped=is_grouped)
+
+    monkeypatch.setattr("plait_worker.layers.mlp.add_rms_norm_quantise", counted)
+    for block in blocks:
+        for num_rows in (1, 2, 3, 70):
+            x_TD, residual_TD = torch.randn(2, num_rows, len(block.mlp_norm.weight_D)).bfloat16()
+            normed_TD, right_sum_TD = block.mlp_norm.add(x_TD, residual_TD)
+            given_TD, sum_TD = block.mlp.with_norm(x_TD, residual_TD, block.mlp_norm)
+            assert torch.equal(given_TD, block.mlp(normed_TD))
+            assert torch.equal(sum_TD, right_sum_TD)
+    assert rows == [3, 70] * len(blocks)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from plait_kernels.linear import silu_mul_matmul
+from plait_kernels.linear import RowNorm, add_rms_norm_quantise, silu_mul_matmul
+from plait_kernels.moe import Fp8Experts
 from torch import Tensor
 
 from plait_worker.expert_parallel import GroupExperts
@@ -94,17 +95,24 @@ class SparseMlp:
 
     def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: BlockNorm) -> tuple[Summand, Tensor]:
         """The same for ``norm(x + residual)``; also returns that sum."""
+        if isinstance(self.experts, Fp8Experts) and norm.is_own(x_TD) and self.experts.takes_rows(len(x_TD)):
+            return self._quantised(self.experts, x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps))
         chosen, x_TD, residual_TD = self.router.with_norm(x_TD, residual_TD, norm)
         if isinstance(self.experts, GroupExperts):
             dense_TD = None if self.shared is None else self.shared(x_TD)
             return self.experts.summand(x_TD, *chosen, dense_TD), residual_TD
         return self._mixed(x_TD, chosen), residual_TD
 
+    def _quantised(self, experts: Fp8Experts, x_TD: Tensor, norm: RowNorm) -> tuple[Tensor, Tensor]:
+        """The norm also quantises, for the experts."""
+        x_TD, rows, residual_TD = add_rms_norm_quantise(x_TD, norm, is_grouped=experts.is_grouped)
+        return self._with_shared(experts(x_TD, *self.router(x_TD), rows), x_TD), residual_TD
+
     def _mixed(self, x_TD: Tensor, chosen: Chosen) -> Tensor:
-        out_TD = self.experts(x_TD, *chosen)
-        if self.shared is not None:
-            out_TD = out_TD + self.shared(x_TD)
-        return out_TD
+        return self._with_shared(self.experts(x_TD, *chosen), x_TD)
+
+    def _with_shared(self, out_TD: Tensor, x_TD: Tensor) -> Tensor:
+        return out_TD if self.shared is None else out_TD + self.shared(x_TD)
 
 
 def _shards(prefix: str, names: MoeNames, wide: tuple[int, int], own: range) -> ExpertShards:

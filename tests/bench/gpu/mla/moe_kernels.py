@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from plait.bench.result_file import commit, machine, versions
-from plait_kernels.linear import quantise_rows, router_gemm
+from plait_kernels.linear import RowNorm, add_rms_norm_quantise, quantise_rows, router_gemm
 from plait_kernels.moe import GroupLimit, Routing, route
 from plait_kernels.moe.grouped_gemm_triton import combine, list_pairs
 from plait_kernels.norm import add_rms_norm
@@ -41,6 +41,8 @@ def kernels(num_rows: int) -> Iterator[tuple[str, Callable[[], object]]]:
     weights, experts = route(logits, None, ROUTING)
     parts = normal(experts.numel(), HIDDEN)
     yield "add_rms_norm", partial(add_rms_norm, x, residual, norm, 1e-6)
+    row_norm = RowNorm(residual, norm, 1e-6)
+    yield "add_rms_norm_quantise", partial(add_rms_norm_quantise, x, row_norm, is_grouped=False)
     yield "router, cuBLAS", partial(torch.mm, x, gate.T, out_dtype=torch.float32)
     yield "router, ours", partial(router_gemm, x, gate)
     yield "route", partial(route, logits, None, ROUTING)
