@@ -103,6 +103,17 @@ def multiplied(rows_NI: Tensor, weight: Fp8Weight, chosen_TK: Tensor) -> Tensor:
     return torch.stack([matrices[expert] @ row_I for row_I, expert in zip(rows_NI, chosen_TK.flatten(), strict=True)])
 
 
+@pytest.mark.parametrize("lengths", [[17, 17, 17, 1], [0, 0, 0, 40], [1, 1, 0, 1], [16, 0, 33, 2], [1, 0, 0, 0]])
+def test_every_tile_of_lists_of_any_lengths_has_its_program(lengths: list[int]) -> None:
+    chosen_TK = torch.repeat_interleave(torch.arange(NUM_EXPERTS), torch.tensor(lengths))[:, None]
+    chosen_TK = chosen_TK[torch.randperm(len(chosen_TK))]
+    rows = quantise_rows(torch.randn(len(chosen_TK), 128), is_grouped=False)
+    lists, down = (*list_pairs(chosen_TK, NUM_EXPERTS), len(chosen_TK)), experts_of("outputs", 128, 128).down_EHI
+    parts_NH = torch.full((len(chosen_TK), 128), torch.nan)
+    fp8_gated_gemm_triton.down_parts(rows, down, lists, parts_NH)
+    assert off_by(parts_NH, multiplied(rows.dequantised(), down, chosen_TK)) < 1e-5
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_pairs_per_expert", [3.0, 12.1])
 def test_experts_of_few_and_of_many_rows_are_the_reference_s(kind: str, num_pairs_per_expert: float) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from plait_kernels.linear.fp8 import GROUP, LARGEST, LEAST, MAX_FAST_INPUTS, Fp8Rows, Fp8Weight
 from plait_kernels.linear.fp8_quantise_triton import empty_rows
-from plait_kernels.moe.grouped_gemm_triton import Tile, grouped_grid, launch_options, own_pairs, own_tile
+from plait_kernels.moe.grouped_gemm_triton import Tile, launch_options, own_pairs
 from plait_kernels.pdl import pdl_wait
 
 GATE_UP, DOWN = Tile(16, GROUP, 128, 4, 3), Tile(16, 128, 128, 4, 3)
@@ -31,7 +31,7 @@ def gated_rows(rows: Fp8Rows, gate_up_EJH: Fp8Weight, lists: Lists, top_k: int, 
     num_experts, num_outputs, num_inputs = gate_up_EJH.stored_OI.shape
     width = num_outputs // 2
     gated = empty_rows(rows.stored_NI, lists[2] * top_k, width, is_grouped=True)
-    _gate_up_kernel[grouped_grid(tile, width, num_experts, lists[2])](
+    _gate_up_kernel[_grid(tile, width, num_experts, lists[2] * top_k)](
         rows.stored_NI,
         rows.scale,
         gate_up_EJH.stored_OI,
@@ -39,11 +39,13 @@ def gated_rows(rows: Fp8Rows, gate_up_EJH: Fp8Weight, lists: Lists, top_k: int, 
         gated.stored_NI,
         gated.scale,
         *lists,
+        num_experts,
         rows.scale.stride(1),
         gated.scale.stride(1),
         WIDTH=width,
         NUM_INPUTS=num_inputs,
         TOP_K=top_k,
+        EXPERTS=triton.next_power_of_2(num_experts),
         BLOCK_ROWS=gate_up_EJH.block_rows,
         IS_SHORT=num_inputs <= MAX_FAST_INPUTS,
         GROUP=GROUP,
@@ -57,23 +59,34 @@ def gated_rows(rows: Fp8Rows, gate_up_EJH: Fp8Weight, lists: Lists, top_k: int, 
 def down_parts(gated: Fp8Rows, down_EHI: Fp8Weight, lists: Lists, parts_NH: Tensor, tile: Tile = DOWN) -> None:
     """The output of each pair, whose row has a scale for each group whatever scales the weights have."""
     num_experts, num_outputs, num_inputs = down_EHI.stored_OI.shape
-    _down_kernel[grouped_grid(tile, num_outputs, num_experts, lists[2])](
+    _down_kernel[_grid(tile, num_outputs, num_experts, len(gated.stored_NI))](
         gated.stored_NI,
         gated.scale,
         down_EHI.stored_OI,
         down_EHI.scale,
         parts_NH,
         *lists,
+        num_experts,
         gated.scale.stride(1),
         NUM_OUTPUTS=num_outputs,
         NUM_INPUTS=num_inputs,
+        EXPERTS=triton.next_power_of_2(num_experts),
         BLOCK_ROWS=down_EHI.block_rows,
         GROUP=GROUP,
         **launch_options(tile, parts_NH),
     )
 
 
-@triton.jit(do_not_specialize=["num_tokens", "scale_stride", "gated_stride"])  # type: ignore[untyped-decorator]
+def _grid(tile: Tile, num_outputs: int, num_experts: int, num_pairs: int) -> tuple[int, int]:
+    """Programs for as many tiles as the lists can have: of an expert's rows only the last tile is not full.
+
+    With room in each list for all tokens three of four programs would find nothing, one after another.
+    """
+    most_lists = min(num_experts, num_pairs)
+    return triton.cdiv(num_outputs, tile.outputs), (num_pairs + most_lists * (tile.rows - 1)) // tile.rows
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_experts", "scale_stride", "gated_stride"])  # type: ignore[untyped-decorator]
 def _gate_up_kernel(  # type: ignore[no-untyped-def]  # budget: one loop over the inputs
     x_ptr,
     x_scale_ptr,
@@ -84,11 +97,13 @@ def _gate_up_kernel(  # type: ignore[no-untyped-def]  # budget: one loop over th
     lists_ptr,
     counts_ptr,
     num_tokens,
+    num_experts,
     scale_stride,
     gated_stride,
     WIDTH: tl.constexpr,
     NUM_INPUTS: tl.constexpr,
     TOP_K: tl.constexpr,
+    EXPERTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     IS_SHORT: tl.constexpr,
     GROUP: tl.constexpr,
@@ -102,7 +117,7 @@ def _gate_up_kernel(  # type: ignore[no-untyped-def]  # budget: one loop over th
     tl.static_assert(OUTPUTS == GROUP)
     tl.static_assert(BLOCK_ROWS == 0 or INPUTS == GROUP)
     pdl_wait(PDL)
-    expert, first, count = own_tile(counts_ptr, num_tokens, ROWS)
+    expert, first, count = _nth_tile(counts_ptr, num_experts, EXPERTS, ROWS)
     if first < count:
         pair, is_entry = own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS)
         row = pair // TOP_K
@@ -147,7 +162,7 @@ def _gate_up_kernel(  # type: ignore[no-untyped-def]  # budget: one loop over th
         tl.store(gated_at, stored.to(gated_ptr.dtype.element_ty), mask=is_output[:, None] & is_entry[None, :])
 
 
-@triton.jit(do_not_specialize=["num_tokens", "scale_stride"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_tokens", "num_experts", "scale_stride"])  # type: ignore[untyped-decorator]
 def _down_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     x_scale_ptr,
@@ -157,9 +172,11 @@ def _down_kernel(  # type: ignore[no-untyped-def]
     lists_ptr,
     counts_ptr,
     num_tokens,
+    num_experts,
     scale_stride,
     NUM_OUTPUTS: tl.constexpr,
     NUM_INPUTS: tl.constexpr,
+    EXPERTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -169,7 +186,7 @@ def _down_kernel(  # type: ignore[no-untyped-def]
 ):
     tl.static_assert(INPUTS == GROUP)
     pdl_wait(PDL)
-    expert, first, count = own_tile(counts_ptr, num_tokens, ROWS)
+    expert, first, count = _nth_tile(counts_ptr, num_experts, EXPERTS, ROWS)
     if first < count:
         pair, is_entry = own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS)
         output, column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, INPUTS)
@@ -219,3 +236,16 @@ def _block_scale(  # type: ignore[no-untyped-def]
     else:
         scale = tl.load(scale_ptr + (begin + (FIRST + output) // BLOCK_ROWS) * NUM_GROUPS + group)[:, None]
     return scale
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _nth_tile(counts_ptr, num_experts, EXPERTS: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """As ``own_tile``, of the tiles that there are; of those beyond the length is 0."""
+    expert = tl.arange(0, EXPERTS)
+    count = tl.load(counts_ptr + expert, mask=expert < num_experts, other=0)
+    tiles = (count + ROWS - 1) // ROWS
+    nth = tl.program_id(1)
+    is_before = tl.cumsum(tiles, axis=0) <= nth
+    own = tl.sum(is_before.to(tl.int32), axis=0)
+    first = (nth - tl.sum(tl.where(is_before, tiles, 0), axis=0)) * ROWS
+    return own, first, tl.sum(tl.where(expert == own, count, 0), axis=0)
