@@ -17,11 +17,6 @@ constexpr int STAGE_BYTES = WEIGHT_BYTES + ROWS * CHUNK;
 constexpr int SUM_BYTES = ROWS * SUM_STRIDE * 4;  // where stages were
 constexpr int BARRIERS_AT = STAGES * STAGE_BYTES > SUM_BYTES ? STAGES * STAGE_BYTES : SUM_BYTES;
 
-// Rows of 128 bytes, of which 16 bytes each are where the tensor cores look for them: 8 rows are an atom.
-__device__ unsigned long long operand_at(unsigned address) {
-    return (unsigned long long)(address >> 4 & 0x3FFF) | 1ull << 16 | (unsigned long long)(1024 >> 4) << 32 | 1ull << 62;
-}
-
 // The stages, one after the other, each with a barrier that says it is full and one that says it is empty.
 struct Ring {
     unsigned memory;
@@ -117,31 +112,6 @@ __device__ void scale_sums(float (&sums)[ROWS / 2], const Place& place, const fl
     }
 }
 
-// This block's share of the rows, of all that share its inputs in their order; a thread reads some fours at a time.
-__device__ void write_share(unsigned short* out, long long out_stride, int num_outputs, int num_rows, const Place& place,
-                            unsigned kept) {
-    constexpr int FOURS = OUTPUTS / 4, AT_ONCE = 4;
-    const int share = (ROWS + place.splits - 1) / place.splits, first = place.split * share;
-    const int all = (min(min(first + share, ROWS), num_rows - place.first_row) - first) * FOURS;
-    for (int begin = threadIdx.x; begin < all; begin += AT_ONCE * THREADS) {
-        float4 sums[AT_ONCE] = {};
-        for (int other = 0; other < place.splits; ++other)
-#pragma unroll
-            for (int each = 0; each < AT_ONCE; ++each) {
-                const int four = min(begin + each * THREADS, all - 1);
-                const float4 more = sums_of(kept + ((first + four / FOURS) * SUM_STRIDE + four % FOURS * 4) * 4, other);
-                sums[each].x += more.x, sums[each].y += more.y, sums[each].z += more.z, sums[each].w += more.w;
-            }
-#pragma unroll
-        for (int each = 0; each < AT_ONCE; ++each) {
-            const int four = begin + each * THREADS, output = place.first_output + four % FOURS * 4;
-            if (four >= all || output >= num_outputs) continue;
-            write_four(out + (place.first_row + first + four / FOURS) * out_stride + output,
-                       bfloat16_pair(sums[each].x, sums[each].y), bfloat16_pair(sums[each].z, sums[each].w));
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp8_tma_gemm(const __grid_constant__ RowMap rows, const float* row_scale, const __grid_constant__ RowMap weights,
                  const float* scale, unsigned short* out, long long num_rows, long long num_outputs,
@@ -167,6 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         keep_sums((float*)memory, sums);
     }
     meet_the_cluster();
-    write_share(out, out_stride, (int)num_outputs, (int)num_rows, place, ring.memory);
+    write_share<THREADS>(out, out_stride, (int)num_outputs, (int)num_rows, place.first_output, place.first_row,
+                         place.splits, place.split, ring.memory);
     leave_the_cluster();  // whose shared memory must last until all have read it
 }

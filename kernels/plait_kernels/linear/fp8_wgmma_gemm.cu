@@ -29,11 +29,6 @@ constexpr int HALVES = 1;
 constexpr int STAGE_BYTES = (X_BYTES + WEIGHT_BYTES + SCALE_BYTES + 1023) / 1024 * 1024;
 #include "wgmma_sums.cuh"
 
-// Rows of 128 bytes, of which 16 bytes each are where the tensor cores look for them: 8 rows are an atom.
-__device__ unsigned long long operand_at(unsigned address) {
-    return (unsigned long long)(address >> 4 & 0x3FFF) | 1ull << 16 | (unsigned long long)(1024 >> 4) << 32 | 1ull << 62;
-}
-
 // What the kernel is given of a matrix.
 struct Matrix {
     const unsigned char* weights;

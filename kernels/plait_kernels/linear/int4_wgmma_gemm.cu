@@ -360,32 +360,6 @@ __device__ void write_sums(const float (&sums)[ROWS / 2], unsigned short* out, l
     }
 }
 
-// This block's share of the rows, of all blocks of the cluster in their order; a thread reads some fours at a time.
-__device__ void write_share(unsigned short* out, long long out_stride, int num_rows, const Matrix& matrix,
-                            const Work& work, unsigned kept) {
-    constexpr int FOURS = OUTPUTS / 4, AT_ONCE = 4;
-    const int splits = cluster_size(), share = (ROWS + splits - 1) / splits, first = blockIdx.x % splits * share;
-    const int all_fours = (min(min(first + share, ROWS), num_rows - work.first_row) - first) * FOURS;
-    for (int begin = threadIdx.x; begin < all_fours; begin += AT_ONCE * CONSUMERS) {
-        float4 sums[AT_ONCE] = {};
-        for (int other = 0; other < splits; ++other)
-#pragma unroll
-            for (int each = 0; each < AT_ONCE; ++each) {
-                const int four = min(begin + each * CONSUMERS, all_fours - 1);
-                const float4 more =
-                    sums_of(kept + ((first + four / FOURS) * SUM_STRIDE + four % FOURS * 4) * 4, other);
-                sums[each].x += more.x, sums[each].y += more.y, sums[each].z += more.z, sums[each].w += more.w;
-            }
-#pragma unroll
-        for (int each = 0; each < AT_ONCE; ++each) {
-            const int four = begin + each * CONSUMERS, output = work.first_tile * 16 + four % FOURS * 4;
-            if (four >= all_fours || output >= matrix.num_outputs) continue;
-            write_four(out + (work.first_row + first + four / FOURS) * out_stride + output,
-                       bfloat16_pair(sums[each].x, sums[each].y), bfloat16_pair(sums[each].z, sums[each].w));
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     int4_wgmma_gemm(const __grid_constant__ RowMap map, const uint4* codes, const Scale* scale, const unsigned char* zero,
                     unsigned short* out, long long rows, long long outputs, long long inputs, long long chunks,
@@ -424,7 +398,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             meet<CONSUMERS>();
             keep_sums((float*)(memory + BARRIER_BYTES), sums);
             meet_the_cluster();
-            write_share(out, out_stride, (int)rows, matrix, work, shared_address(memory) + BARRIER_BYTES);
+            const int splits = cluster_size(), split = blockIdx.x % splits;
+            write_share<CONSUMERS>(out, out_stride, matrix.num_outputs, (int)rows, work.first_tile * 16, work.first_row,
+                                   splits, split, shared_address(memory) + BARRIER_BYTES);
         }
     }
     if (is_shared) leave_the_cluster();  // whose shared memory must last until all have read it
