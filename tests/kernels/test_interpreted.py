@@ -263,6 +263,22 @@ def test_routing_agrees_with_the_reference(name: str) -> None:
     assert_close(weights, right_weights)
 
 
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_a_token_that_is_no_number_chooses_different_experts_and_no_weights(name: str) -> None:
+    """Were they the same, its pairs would fill that expert's list, which has room for one of each token."""
+    num_experts, routing = ROUTINGS[name]
+    logits = torch.randn(3, num_experts)
+    bias = torch.zeros(num_experts) if routing.scoring == "sigmoid" else None
+    right_weights, right_experts = routing_triton.route(logits[1:], bias, routing)
+    logits[0] = torch.nan
+    weights, experts = routing_triton.route(logits, bias, routing)
+    assert len(set(experts[0].tolist())) == experts.shape[1]
+    assert 0 <= int(experts[0].min()) <= int(experts[0].max()) < num_experts + routing.num_shared
+    assert weights[0, : routing.top_k].isnan().all()
+    assert torch.equal(experts[1:], right_experts)
+    assert torch.equal(weights[1:], right_weights)
+
+
 @pytest.mark.parametrize("backend", [indexed_gemv_triton, grouped_gemm_triton])
 @pytest.mark.parametrize(("num_tokens", "hidden", "width"), [(1, 32, 16), (3, 24, 12), (19, 32, 16)])
 @pytest.mark.parametrize("routing", ["spread", "one expert"])

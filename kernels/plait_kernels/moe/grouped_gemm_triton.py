@@ -158,7 +158,7 @@ def _list_pairs_by_expert_kernel(  # type: ignore[no-untyped-def]
         entry = count + tl.cumsum(ones, axis=0) - 1
         tl.store(lists_ptr + expert * num_tokens + entry, pair, mask=is_own & (entry < num_tokens))
         count += tl.sum(ones, axis=0)
-    # A token names an expert twice only if its logits are NaN: such an entry is dropped.
+    # No router has a token name an expert twice; what did not fit the list was dropped.
     tl.store(counts_ptr + expert, tl.minimum(count, num_tokens))
 
 

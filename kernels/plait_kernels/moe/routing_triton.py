@@ -79,6 +79,8 @@ def _route_kernel(  # type: ignore[no-untyped-def]
     choice = scores
     if HAS_BIAS:
         choice = choice + tl.load(bias_ptr + expert, mask=is_there, other=0.0)
+    # NaN has no largest: a token would choose one expert again and again, and fill the list that others have there too.
+    choice = tl.where(choice == choice, choice, 1e30)
     choice = tl.where(is_there, choice, -float("inf"))
     if NUM_KEPT < NUM_GROUPS:
         group = tl.arange(0, GROUPS)
@@ -101,7 +103,6 @@ def _route_kernel(  # type: ignore[no-untyped-def]
     experts = num_experts + rank - TOP_K
     for index in tl.static_range(TOP_K):
         _, chosen = tl.max(choice, axis=0, return_indices=True)
-        chosen = tl.minimum(tl.maximum(chosen, 0), num_experts - 1)  # NaNs have no largest
         weights = tl.where(rank == index, tl.sum(tl.where(expert == chosen, scores, 0.0), axis=0), weights)
         experts = tl.where(rank == index, chosen, experts)
         choice = tl.where(expert == chosen, -float("inf"), choice)
