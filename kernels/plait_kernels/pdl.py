@@ -2,7 +2,8 @@
 
 Source: CUDA programming guide, "Programmatic Dependent Launch and Synchronization". A kernel launched with
 ``pdl_launch`` must call ``pdl_wait`` (or ``gdc_wait``) before it reads or writes what other kernels write; weights may
-be read before. Each kernel waits for the whole kernel before it.
+be read before, and behind a kernel with ``pdl_wait_first`` what kernels before that one wrote. Each kernel waits for
+the whole kernel before it, so that all before that have ended too.
 """
 
 from __future__ import annotations
