@@ -6,8 +6,9 @@ import functools
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 
@@ -30,6 +31,17 @@ class Launch(NamedTuple):
     threads: int
     shared_bytes: int
     cluster: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledTile:
+    """A tile's sizes, for which the kernel of a source beside this file is compiled."""
+
+    kernel: ClassVar[str]
+
+    def defines(self) -> dict[str, int]:
+        """What it is compiled for; how many blocks share the inputs (``splits``) is said at its launch."""
+        return {name.upper(): value for name, value in asdict(self).items() if name != "splits"}
 
 
 def unsupported_reason(device: torch.device) -> str | None:

@@ -7,14 +7,15 @@ Else it is Triton's for up to 64 rows, and cuBLASLt for more.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from plait_kernels.linear import cuda_gemm
+from plait_kernels.linear.cuda_gemm import CompiledTile
 from plait_kernels.linear.fp8 import Fp8Weight
-from plait_kernels.linear.gemm_tuning import Tile, fp8_key, fp8_tiles_of, tuning_table
+from plait_kernels.linear.gemm_tuning import Tile, fp8_key, fp8_tiles_of, numbers_by_rows, tuning_table
 
 CUDA_MAX_ROWS = 1, 8, 16, 32, 64
 """The numbers of rows that are measured; a tile serves up to so many, and one row has a kernel of its own."""
@@ -24,7 +25,7 @@ _TMA_LEAST_ROWS = 33
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8RowTile:
+class Fp8RowTile(CompiledTile):
     """A tile of ``fp8_row_gemm.cu``, for one row."""
 
     tiles: int
@@ -36,13 +37,9 @@ class Fp8RowTile:
 
     kernel: ClassVar[str] = "fp8_row_gemm"
 
-    def defines(self) -> dict[str, int]:
-        """What the kernel is compiled for."""
-        return {name.upper(): value for name, value in asdict(self).items()}
-
 
 @dataclass(frozen=True, slots=True)
-class Fp8WgmmaTile:
+class Fp8WgmmaTile(CompiledTile):
     """A tile of ``fp8_wgmma_gemm.cu``."""
 
     rows: int
@@ -58,13 +55,9 @@ class Fp8WgmmaTile:
 
     kernel: ClassVar[str] = "fp8_wgmma_gemm"
 
-    def defines(self) -> dict[str, int]:
-        """What the kernel is compiled for; how many share the inputs is said at its launch."""
-        return {name.upper(): value for name, value in asdict(self).items() if name != "splits"}
-
 
 @dataclass(frozen=True, slots=True)
-class Fp8TmaTile:
+class Fp8TmaTile(CompiledTile):
     """A tile of ``fp8_tma_gemm.cu``, for weights with a scale for each output."""
 
     rows: int
@@ -77,10 +70,6 @@ class Fp8TmaTile:
     """Blocks that share the inputs, up to 8."""
 
     kernel: ClassVar[str] = "fp8_tma_gemm"
-
-    def defines(self) -> dict[str, int]:
-        """As of ``Fp8WgmmaTile``."""
-        return {name.upper(): value for name, value in asdict(self).items() if name != "splits"}
 
 
 Fp8GemmTile = Fp8WgmmaTile | Fp8TmaTile
@@ -126,12 +115,8 @@ def cuda_key(weight: Fp8Weight) -> str:
 
 def cuda_tiles_in(by_max_rows: Mapping[str, Sequence[int]]) -> dict[int, Fp8RowTile | Fp8WgmmaTile]:
     """For each number of rows, from those of the most rows."""
-    found, least = dict[int, Fp8RowTile | Fp8WgmmaTile](), 1
-    for most in CUDA_MAX_ROWS:
-        if numbers := by_max_rows.get(str(most)):
-            found |= dict.fromkeys(range(least, most + 1), (Fp8RowTile if most == 1 else Fp8WgmmaTile)(*numbers))
-        least = most + 1
-    return found
+    found = numbers_by_rows(by_max_rows, CUDA_MAX_ROWS, 1)
+    return {rows: (Fp8RowTile if rows == 1 else Fp8WgmmaTile)(*numbers) for rows, numbers in found.items()}
 
 
 def tma_key(weight: Fp8Weight) -> str:
@@ -141,12 +126,8 @@ def tma_key(weight: Fp8Weight) -> str:
 
 def tma_tiles_in(by_max_rows: Mapping[str, Sequence[int]]) -> dict[int, Fp8TmaTile]:
     """As ``cuda_tiles_in``."""
-    found, least = dict[int, Fp8TmaTile](), _TMA_LEAST_ROWS
-    for most in TMA_MAX_ROWS:
-        if numbers := by_max_rows.get(str(most)):
-            found |= dict.fromkeys(range(least, most + 1), Fp8TmaTile(*numbers))
-        least = most + 1
-    return found
+    found = numbers_by_rows(by_max_rows, TMA_MAX_ROWS, _TMA_LEAST_ROWS)
+    return {rows: Fp8TmaTile(*numbers) for rows, numbers in found.items()}
 
 
 def can_gate(weight: Fp8Weight, tile: Fp8RowTile | Fp8WgmmaTile) -> bool:

@@ -59,10 +59,17 @@ def _tiles_in(
     by_max_rows: Mapping[str, Sequence[int]], max_rows: Sequence[int] = _MAX_ROWS, least: int = 2
 ) -> dict[int, Tile]:
     """For each number of rows from ``least`` on, from those of the most rows."""
-    found = dict[int, Tile]()
+    return {rows: Tile(*numbers) for rows, numbers in numbers_by_rows(by_max_rows, max_rows, least).items()}
+
+
+def numbers_by_rows(
+    by_max_rows: Mapping[str, Sequence[int]], max_rows: Sequence[int], least: int
+) -> dict[int, Sequence[int]]:
+    """A tile's numbers for each number of rows from ``least`` on: those of the next of ``max_rows``, if it has any."""
+    found = dict[int, Sequence[int]]()
     for most in max_rows:
-        if str(most) in by_max_rows:
-            found |= dict.fromkeys(range(least, most + 1), Tile(*by_max_rows[str(most)]))
+        if numbers := by_max_rows.get(str(most)):
+            found |= dict.fromkeys(range(least, most + 1), numbers)
         least = most + 1
     return found
 

@@ -7,13 +7,14 @@ else it is Triton's kernel. With more rows it is faster to de-quantise the matri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from plait_kernels.linear import cuda_gemm
-from plait_kernels.linear.gemm_tuning import Tile, int4_tiles_of, tuning_table
+from plait_kernels.linear.cuda_gemm import CompiledTile
+from plait_kernels.linear.gemm_tuning import Tile, int4_tiles_of, numbers_by_rows, tuning_table
 from plait_kernels.linear.int4 import FLOAT, Int4Weight
 
 CUDA_MAX_ROWS = 1, 8, 16, 32, 64, 128, 256, 512, 2048
@@ -23,7 +24,7 @@ _SKINNY_NUMBERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class SkinnyTile:
+class SkinnyTile(CompiledTile):
     """A tile of ``int4_skinny_gemm.cu``, for up to 8 rows."""
 
     tiles: int
@@ -37,13 +38,9 @@ class SkinnyTile:
 
     kernel: ClassVar[str] = "int4_skinny_gemm"
 
-    def defines(self) -> dict[str, int]:
-        """What the kernel is compiled for."""
-        return {name.upper(): value for name, value in asdict(self).items()}
-
 
 @dataclass(frozen=True, slots=True)
-class WgmmaTile:
+class WgmmaTile(CompiledTile):
     """A tile of ``int4_wgmma_gemm.cu``."""
 
     rows: int
@@ -58,10 +55,6 @@ class WgmmaTile:
     """Blocks that share the inputs of a tile, up to 8; 0: as many as fit the GPU share those of all tiles evenly."""
 
     kernel: ClassVar[str] = "int4_wgmma_gemm"
-
-    def defines(self) -> dict[str, int]:
-        """What the kernel is compiled for; how many share the inputs is said at its launch."""
-        return {name.upper(): value for name, value in asdict(self).items() if name != "splits"}
 
 
 CudaTile = SkinnyTile | WgmmaTile
@@ -92,10 +85,9 @@ def cuda_key(weight: Int4Weight) -> str:
 
 def cuda_tiles_in(by_max_rows: Mapping[str, Sequence[int]]) -> dict[int, Int4Tile]:
     """For each number of rows, from those of the most rows."""
-    found, least = dict[int, Int4Tile](), 1
-    for most in CUDA_MAX_ROWS:
-        if numbers := by_max_rows.get(str(most)):
-            tile = (SkinnyTile if len(numbers) == _SKINNY_NUMBERS else WgmmaTile)(*numbers)
-            found |= dict.fromkeys(range(least, most + 1), tile)
-        least = most + 1
-    return found
+    found = numbers_by_rows(by_max_rows, CUDA_MAX_ROWS, 1)
+    return {rows: _tile_of(numbers) for rows, numbers in found.items()}
+
+
+def _tile_of(numbers: Sequence[int]) -> CudaTile:
+    return (SkinnyTile if len(numbers) == _SKINNY_NUMBERS else WgmmaTile)(*numbers)

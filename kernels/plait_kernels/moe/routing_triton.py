@@ -103,6 +103,7 @@ def _route_kernel(  # type: ignore[no-untyped-def]
     experts = num_experts + rank - TOP_K
     for index in tl.static_range(TOP_K):
         _, chosen = tl.max(choice, axis=0, return_indices=True)
+        chosen = tl.minimum(tl.maximum(chosen, 0), num_experts - 1)
         weights = tl.where(rank == index, tl.sum(tl.where(expert == chosen, scores, 0.0), axis=0), weights)
         experts = tl.where(rank == index, chosen, experts)
         choice = tl.where(expert == chosen, -float("inf"), choice)

@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from plait.bench.result_file import commit, machine, versions
 from plait_kernels.linear import Fp8Rows, Fp8Weight, Tile, fp8_gemm, gemv, quantise_rows, tuning_file
 from plait_kernels.linear.fp8 import quantise_blocks, quantise_outputs
 from plait_kernels.linear.fp8_gemm_cuda import compile_for, tma_launch
@@ -47,6 +46,7 @@ from triton.runtime.errors import OutOfResources
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.gpu.gemm_tuning import CHAIN_BYTES, LEAST_GAIN, NUM_PROCESSES, PROGRAMS, chain_us, error
+from bench.gpu.written_result import write_result
 
 SHAPES = {
     "Qwen3-8B qkv": (6144, 4096),
@@ -277,14 +277,7 @@ def main() -> None:
                     flush=True,
                 )
         del dense
-    result = {
-        "commit": commit(),
-        "command": " ".join(["tests/bench/gpu/fp8_gemms.py", *sys.argv[1:]]),
-        "machine": {"gpu": torch.cuda.get_device_name()} | machine(),
-        "versions": versions(("plait", "torch", "triton")),
-        "rows": rows,
-    }
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(options.out, "fp8_gemms.py", rows)
     file = tuning_file(torch.cuda.get_device_name())
     known = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps(known | table, indent=1) + "\n")

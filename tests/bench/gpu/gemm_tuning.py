@@ -23,10 +23,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from plait.bench.result_file import commit, machine, versions
 from plait_kernels.linear import Tile, skinny_gemm, tuning_file
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.gpu.written_result import write_result
 
 COLUMN_PARALLEL = {"qkv": (6144, 4096), "gate and up": (24_576, 4096), "head": (151_936, 4096)}
 ROW_PARALLEL = {"output": (4096, 4096), "down": (4096, 12_288)}
@@ -198,14 +201,7 @@ def main() -> None:
             print(measured or f"{name}, {shape}: no tile divides it", flush=True)
             if measured is not None:
                 found.append(measured)
-    result = {
-        "commit": commit(),
-        "command": " ".join(["tests/bench/gpu/gemm_tuning.py", *sys.argv[1:]]),
-        "machine": {"gpu": torch.cuda.get_device_name()} | machine(),
-        "versions": versions(("plait", "torch", "triton")),
-        "rows": [row for one in found for row in one.rows()],
-    }
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(options.out, "gemm_tuning.py", [row for one in found for row in one.rows()])
     file = tuning_file(torch.cuda.get_device_name())
     known = json.loads(file.read_text()) if file.exists() else {}
     for outputs, inputs in wanted.values():

@@ -9,7 +9,6 @@ Times are whole calls of both GEMMs, rows quantised within. `--tiles` tries ever
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -18,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from plait.bench.result_file import commit, machine, versions
 from plait_kernels.linear import quantise_rows
 from plait_kernels.linear.fp8 import Fp8Weight, quantise_blocks, quantise_outputs
 from plait_kernels.moe import (
@@ -37,6 +35,7 @@ from triton.runtime.errors import OutOfResources
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from bench.gpu.mla.decode_layers import microseconds
+from bench.gpu.written_result import write_result
 
 NUM_EXPERTS, NUM_SHARED, TOP_K, HIDDEN, WIDTH = 64, 2, 6, 2048, 1408
 TOKENS = (4, 16, 64, 256, 512, 1024, 2048, 4096, 8192)
@@ -162,14 +161,7 @@ def main() -> None:
             print(num_tokens, name, round(us, 1), flush=True)
         if time.monotonic() > end:
             break
-    result = {
-        "commit": commit(),
-        "command": " ".join(["tests/bench/gpu/mla/fp8_experts.py", *sys.argv[1:]]),
-        "machine": {"gpu": torch.cuda.get_device_name()} | machine(),
-        "versions": versions(("torch", "triton")),
-        "rows": rows,
-    }
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(options.out, "mla/fp8_experts.py", rows)
 
 
 if __name__ == "__main__":

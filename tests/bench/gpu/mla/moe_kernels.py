@@ -8,14 +8,12 @@ Times are of one of many calls in a row in a CUDA graph, so that launches are hi
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
-from plait.bench.result_file import commit, machine, versions
 from plait_kernels.linear import RowNorm, add_rms_norm_quantise, quantise_rows, router_gemm
 from plait_kernels.moe import GroupLimit, Routing, route
 from plait_kernels.moe.grouped_gemm_triton import combine, list_pairs
@@ -24,6 +22,7 @@ from plait_kernels.norm import add_rms_norm
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from bench.gpu.mla.decode_layers import microseconds
+from bench.gpu.written_result import write_result
 
 NUM_EXPERTS, NUM_SHARED, TOP_K, HIDDEN = 64, 2, 6, 2048
 ROWS, CALLS = (4, 16, 32, 64), 50
@@ -67,14 +66,7 @@ def main() -> None:
             value = round(microseconds(partial(repeated, work)) / CALLS, 2)
             rows.append({"case": f"V2-Lite, {num_rows} rows", "metric": name, "unit": "us", "value": value})
             print(num_rows, name, value, flush=True)
-    result = {
-        "commit": commit(),
-        "command": " ".join(["tests/bench/gpu/mla/moe_kernels.py", *sys.argv[1:]]),
-        "machine": {"gpu": torch.cuda.get_device_name()} | machine(),
-        "versions": versions(("torch", "triton")),
-        "rows": rows,
-    }
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(options.out, "mla/moe_kernels.py", rows)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plait_worker.weights.formats.gemm_check import MAX_ERROR, OUTPUTS, check_once, error, experts_error, random_rows
 
-_ROWS = (1, 8, 16, 32, 64, 65, 512)
+_ROWS = (1, 8, 16, 32, 64, 65, 129, 512)
 """Each kind of GEMM: of one row that is not rounded, of each tile, and torch's, which pads what is no whole fours."""
 _EXPERT_ROWS = (1, 16, 64, 512)
 """One row's pairs by themselves, and groups of few rows and of many."""

@@ -63,7 +63,8 @@ def experts_error(
 ) -> float:
     """Of these experts, which weigh alike: each one's id, float32 ``[J, H]`` and ``[H, I]``.
 
-    What they are multiplied by is ``rounded`` before; what gate and up give is bfloat16, as the kernels write it.
+    What they are multiplied by is ``rounded`` before; what gate and up give is bfloat16, as kernels write it
+    that do not gate it themselves.
     """
     ids, right_NH = [], torch.zeros_like(x_NH, dtype=torch.float32)
     for expert, gate_up_JH, down_HI in chosen:
