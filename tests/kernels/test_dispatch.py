@@ -85,3 +85,9 @@ def test_a_decision_is_made_once_for_calls_of_one_kind(monkeypatch: pytest.Monke
     assert asked == [Call(CPU, torch.float32, 5)]
     op(torch.zeros(2, dtype=torch.float64), 5)
     assert len(asked) == 2
+
+
+def test_absorbed_rows_go_by_device_and_dtype() -> None:
+    calls = [Call(GPU, torch.bfloat16, 0), Call(GPU, torch.float32, 0), Call(CPU, torch.bfloat16, 0)]
+    for op in ("mla.decode_absorbed", "mla.schedule_absorbed"):
+        assert names(op, *calls) == ["decode_triton", "reference", "reference"]

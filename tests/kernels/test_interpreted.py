@@ -5,7 +5,6 @@ tries the compiled kernels instead.
 """
 
 import os
-from typing import Any
 
 import pytest
 import torch
@@ -54,7 +53,6 @@ from plait_kernels.rope import reference as rope_reference
 from plait_kernels.rope import triton as rope_triton
 from plait_kernels.sampling import reference as sampling_reference
 from plait_kernels.sampling import triton as sampling_triton
-from triton.runtime import interpreter
 
 
 @pytest.fixture(autouse=True)
@@ -88,9 +86,9 @@ def test_queries_absorb_and_entries_reach_their_slots(
     pages = torch.full((12, 4, width + rotary_dim), 9.0)
     right_pages = pages.clone()
     right = mla_reference.absorb_and_cache(queries, cached, norm, cos_sin, CacheTarget(right_pages, index))
-    assert_close(mla_triton.absorb_and_cache(queries, cached, norm, cos_sin, CacheTarget(pages, index)), right)
+    assert_close(mla_triton.absorb_and_cache(queries, cached, norm, cos_sin, CacheTarget(pages, index), False), right)
     assert_close(pages, right_pages)
-    assert_close(mla_triton.absorb(*queries, cos_sin), right)
+    assert_close(mla_triton.absorb(*queries, cos_sin, True), right)
     pages.fill_(9.0)
     num_rotated = num_tokens - num_tokens // 3
     rotated = mla_reference.rotate_queries(queries.q_BHE, cos_sin)
@@ -156,18 +154,6 @@ def test_a_part_is_merged_in_place_into_some_tokens_in_their_dtype(num_tokens: i
         join(given[own], given_lse[own], part, part_lse)
         torch.testing.assert_close(given, right, atol=2**-8, rtol=2**-7)  # the interpreter rounds bfloat16 differently
         assert_close(given_lse, right_lse)
-
-
-@pytest.fixture
-def loops_over_loaded_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.6 makes loop bounds of arrays with one element, of which numpy 2.4 makes no int."""
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: object, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
 
 
 @pytest.mark.usefixtures("loops_over_loaded_bounds")

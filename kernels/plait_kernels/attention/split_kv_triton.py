@@ -36,11 +36,27 @@ def schedule_split_kv(
     lengths_B: Tensor, page_size: int, num_heads: int, num_kv_heads: int, head_dim: int
 ) -> SplitKvSchedule | None:
     """See ``plait_kernels.attention.schedule_split_kv``."""
-    num_rows, device = len(lengths_B), lengths_B.device
-    if fixed_num_splits(num_rows * num_kv_heads, device) > _MAX_FIXED_SPLITS:
+    if fixed_num_splits(len(lengths_B) * num_kv_heads, lengths_B.device) > _MAX_FIXED_SPLITS:
         return None
-    spare = max(_SPARE_SLOTS_PER_SM * num_sms(device) // num_kv_heads, 1)
-    num_slots = num_rows + spare
+    return make_schedule(
+        lengths_B,
+        unit=page_size,
+        heads=(num_heads, num_kv_heads),
+        head_dim=head_dim,
+        num_spare=max(_SPARE_SLOTS_PER_SM * num_sms(lengths_B.device) // num_kv_heads, 1),
+        least_units=_MIN_PAGES,
+    )
+
+
+def make_schedule(
+    lengths_B: Tensor, *, unit: int, heads: tuple[int, int], head_dim: int, num_spare: int, least_units: int
+) -> SplitKvSchedule:
+    """The schedule of any number of rows. A split is of whole units of tokens, at least ``least_units`` of them.
+
+    ``heads`` are the query and the key-value heads. ``num_spare`` bounds the splits beyond one for each row.
+    """
+    (num_heads, num_kv_heads), num_rows, device = heads, len(lengths_B), lengths_B.device
+    num_slots = num_rows + num_spare
     splits_J4 = torch.empty(num_slots, 4, dtype=torch.int32, device=device)
     num_done_JG = torch.empty(num_slots, num_kv_heads, dtype=torch.int32, device=device)
     partial_JHD = torch.empty(num_slots, num_heads, head_dim, dtype=torch.float32, device=device)
@@ -53,9 +69,9 @@ def schedule_split_kv(
         num_done_JG,
         num_rows,
         num_slots,
-        spare,
-        PAGE=page_size,
-        MIN_PAGES=_MIN_PAGES,
+        num_spare,
+        PAGE=unit,
+        MIN_PAGES=least_units,
         NUM_KV_HEADS=num_kv_heads,
         HEADS=triton.next_power_of_2(num_kv_heads),
         ROWS=block,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from plait_kernels.attention.reference import SplitKvSchedule, attend
 from plait_kernels.kv_cache.reference import as_bytes, to_cache_dtype
 from plait_kernels.norm.reference import rms_norm
 from plait_kernels.rope.reference import apply_rope
@@ -53,6 +54,17 @@ class Tables(NamedTuple):
         return self.cos_T1R.shape[-1]
 
 
+class AbsorbedRows(NamedTuple):
+    """B rows of one query token each, over their pages; all on the device."""
+
+    table_BW: Tensor
+    """int32: each row's pages."""
+    lengths_B: Tensor
+    """int32, at least 1: tokens that the row sees."""
+    schedule: SplitKvSchedule | None
+    """What ``schedule_absorbed`` made of these lengths."""
+
+
 def make_latent(cached_TC: Tensor, norm: MlaNorm, tables: Tables) -> Tensor:
     """Cache entries ``[T, C]``: the normalised latent and the rotated key."""
     latent_TL, key_TR = torch.split(cached_TC, [len(norm.weight_L), tables.rotary_dim], dim=1)
@@ -75,7 +87,7 @@ def rope_and_cache(
     return latent_TC, rotate_queries(q_PHE, tables.part(slice(len(q_PHE))))
 
 
-def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
+def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables, _next_waits: bool = False) -> Tensor:
     """See ``plait_kernels.mla.absorb``."""
     nope_BHO, rope_BHR = torch.split(q_BHE, [key_HOL.shape[1], tables.rotary_dim], dim=2)
     absorbed_BHL = torch.einsum("bho,hol->bhl", nope_BHO, key_HOL)
@@ -83,11 +95,29 @@ def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
 
 
 def absorb_and_cache(
-    queries: AbsorbedQueries, cached_TC: Tensor, norm: MlaNorm, tables: Tables, cache: CacheTarget
+    queries: AbsorbedQueries,
+    cached_TC: Tensor,
+    norm: MlaNorm,
+    tables: Tables,
+    cache: CacheTarget,
+    _next_waits: bool = False,
 ) -> Tensor:
     """See ``plait_kernels.mla.absorb_and_cache``."""
     store_latent(make_latent(cached_TC, norm, tables), cache)
     return absorb(*queries, tables)
+
+
+def schedule_absorbed(_lengths_B: Tensor, _page_size: int, _num_heads: int, _latent_dim: int) -> SplitKvSchedule | None:
+    """None: ``decode_absorbed`` computes row by row."""
+    return None
+
+
+def decode_absorbed(q_BHC: Tensor, pages: Tensor, rows: AbsorbedRows, scale: float, out_BHL: Tensor) -> None:
+    """See ``plait_kernels.mla.decode_absorbed``; row by row."""
+    for row, length in enumerate(rows.lengths_B.tolist()):
+        cached_S1C = pages[rows.table_BW[row].long()].flatten(0, 1)[:length, None].to(q_BHC.dtype)
+        latent_S1L = cached_S1C[..., : out_BHL.shape[2]]
+        out_BHL[row] = attend(q_BHC[row : row + 1], cached_S1C, latent_S1L, scale)[0]
 
 
 def up_project_values(out_BHL: Tensor, value_HVL: Tensor, out_BHV: Tensor) -> None:

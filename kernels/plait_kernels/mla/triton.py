@@ -14,7 +14,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from plait_kernels.kv_cache.triton import to_cache_dtype
 from plait_kernels.mla.reference import AbsorbedQueries, CacheTarget, MlaNorm, Tables
-from plait_kernels.pdl import pdl_launch
+from plait_kernels.pdl import pdl_launch, pdl_wait_first
 
 _FEW_ROWS, _MANY_ROWS = 16, 64
 _LATENT_SPLIT = 128
@@ -54,18 +54,18 @@ def rope_and_cache(
     return latent_TC, q_PHE
 
 
-def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
+def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables, next_waits: bool) -> Tensor:
     """See ``plait_kernels.mla.absorb``."""
     # Nothing is cached: the arguments of the cache write are never read.
     nothing = (q_BHE[:, 0], MlaNorm(key_HOL, 0.0), tables, CacheTarget(q_BHE, tables.cos_T1R))
-    return _launch(AbsorbedQueries(q_BHE, key_HOL), *nothing, has_cache=False)
+    return _launch(AbsorbedQueries(q_BHE, key_HOL), *nothing, has_cache=False, next_waits=next_waits)
 
 
 def absorb_and_cache(
-    queries: AbsorbedQueries, cached_TC: Tensor, norm: MlaNorm, tables: Tables, cache: CacheTarget
+    queries: AbsorbedQueries, cached_TC: Tensor, norm: MlaNorm, tables: Tables, cache: CacheTarget, next_waits: bool
 ) -> Tensor:
     """See ``plait_kernels.mla.absorb_and_cache``."""
-    return _launch(queries, cached_TC, norm, tables, cache, has_cache=True)
+    return _launch(queries, cached_TC, norm, tables, cache, has_cache=True, next_waits=next_waits)
 
 
 def _launch(
@@ -76,6 +76,7 @@ def _launch(
     cache: CacheTarget,
     *,
     has_cache: bool,
+    next_waits: bool,
 ) -> Tensor:
     q_BHE, key_HOL = queries
     num_rows, num_heads, _ = q_BHE.shape
@@ -115,6 +116,7 @@ def _launch(
         HALF=tables.rotary_dim // 2,
         TILE=tile,
         HAS_CACHE=has_cache,
+        NEXT_WAITS=next_waits,
         num_warps=4,
         **pdl_launch(q_BHE),
     )
@@ -122,9 +124,11 @@ def _launch(
 
 
 @triton.jit
-def _pdl_wait(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Wait for the kernel before this one. The next one starts late: FlashMLA's would not wait for its input."""
-    if PDL:
+def _pdl_wait(PDL: tl.constexpr, NEXT_WAITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Wait for the kernel before this one. The next one starts late if it does not wait, as FlashMLA's."""
+    if NEXT_WAITS:
+        pdl_wait_first(PDL)
+    elif PDL:
         gdc_wait()
 
 
@@ -158,6 +162,7 @@ def _absorb_and_cache_kernel(  # type: ignore[no-untyped-def]
     HALF: tl.constexpr,
     TILE: tl.constexpr,
     HAS_CACHE: tl.constexpr,
+    NEXT_WAITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     program, first = tl.program_id(0), tl.program_id(1) * TILE
@@ -170,7 +175,7 @@ def _absorb_and_cache_kernel(  # type: ignore[no-untyped-def]
         key_at = key_ptr + head.to(tl.int64) * key_head_stride + nope[:, None] * key_row_stride + dim[None, :]
         is_key = (nope < NOPE_DIM)[:, None] & (dim < WIDTH)[None, :]
         key = tl.load(key_at, mask=is_key, other=0.0)
-        _pdl_wait(PDL)  # no kernel writes the weights
+        _pdl_wait(PDL, NEXT_WAITS)  # no kernel writes the weights
         q = tl.load(q_at + nope[None, :], mask=is_row[:, None] & (nope < NOPE_DIM)[None, :], other=0.0)
         absorbed = tl.dot(q, key, input_precision="ieee")
         out_at = out_ptr + (row.to(tl.int64) * NUM_HEADS + head)[:, None] * (WIDTH + 2 * HALF)
@@ -179,7 +184,7 @@ def _absorb_and_cache_kernel(  # type: ignore[no-untyped-def]
         if split == 0:
             _rotate_rows(q_at + NOPE_DIM, cos_ptr, sin_ptr, out_at + WIDTH, row[:, None], is_row[:, None], HALF)
     elif HAS_CACHE:
-        _pdl_wait(PDL)
+        _pdl_wait(PDL, NEXT_WAITS)
         token = first + program - num_absorb_programs
         if token < num_rows:
             source, target = (
@@ -214,7 +219,7 @@ def _rope_and_cache_kernel(  # type: ignore[no-untyped-def]
     PDL: tl.constexpr,
 ):
     token, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    _pdl_wait(PDL)
+    _pdl_wait(PDL, False)
     if split == 0:
         source, target = (cached_ptr, cached_stride, weight_ptr, eps), (pages_ptr, slot_mapping_ptr, factor, copy_ptr)
         _store_token(token, source, cos_ptr, sin_ptr, target, WIDTH, BLOCK, HALF, True)

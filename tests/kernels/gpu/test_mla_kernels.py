@@ -10,12 +10,16 @@ from plait_kernels.attention import merge, merge_into, merge_triton
 from plait_kernels.kv_cache import FP8
 from plait_kernels.mla import (
     AbsorbedQueries,
+    AbsorbedRows,
     CacheTarget,
     MlaNorm,
     Tables,
     absorb,
     absorb_and_cache,
+    decode_absorbed,
+    decode_triton,
     rope_and_cache,
+    schedule_absorbed,
     up_project_values,
 )
 from plait_kernels.mla import reference as mla_reference
@@ -184,3 +188,65 @@ def test_parts_of_a_token_are_weighted_and_summed(num_tokens: int, hidden: int, 
     grouped_gemm_triton.combine(parts, weights, out, index if has_index else None)
     ordered = (parts[index] if has_index else parts).unflatten(0, (num_tokens, top_k))
     assert_close(out, torch.einsum("tkh,tk->th", ordered.double(), weights.double()).to(out.dtype))
+
+
+DECODE_LENGTHS = {
+    "one": [1],
+    "one short": [192],
+    "one long": [100_000],
+    "few": [1, 63, 64, 65, 500],
+    "even": [192] * 64,
+    "many": [*range(1, 600, 2)],
+    "skewed": [30_000, *[64] * 40, 1, 2000],
+}
+
+
+@pytest.mark.parametrize("num_heads", [4, 16, 32, 128])
+@pytest.mark.parametrize("name", DECODE_LENGTHS)
+def test_absorbed_rows_see_their_own_pages(name: str, num_heads: int) -> None:
+    check_absorbed_rows(DECODE_LENGTHS[name], num_heads)
+
+
+@pytest.mark.parametrize("tokens", [32, 64])
+@pytest.mark.parametrize("num_warps", [4, 8])
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_tilings_that_fit_are_right(
+    tokens: int, num_warps: int, num_stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (tokens, num_stages) == (64, 4):
+        pytest.skip("three tiles of 64 tokens do not fit into shared memory")
+    monkeypatch.setitem(decode_triton.TILINGS, 16, decode_triton.Tiling(tokens, num_warps, num_stages, 64, 2))
+    check_absorbed_rows(DECODE_LENGTHS["skewed"], 16)
+
+
+def check_absorbed_rows(kv_lengths: list[int], num_heads: int) -> None:
+    """Twice with one schedule, over pages that end in NaN, replayed at shorter lengths."""
+    lengths = torch.tensor(kv_lengths, dtype=torch.int32, device="cuda")
+    num_pages = (lengths + 63) // 64
+    pages, table = normal(int(num_pages.sum()), 64, 576), torch.zeros(len(lengths), int(num_pages.max()), device="cuda")
+    table = table.int()
+    table[torch.arange(table.shape[1], device="cuda") < num_pages[:, None]] = torch.randperm(len(pages)).int().cuda()
+    for row, length in enumerate(kv_lengths):
+        pages[table[row, (length - 1) // 64].long(), (length - 1) % 64 + 1 :] = torch.nan
+    q, out = normal(len(lengths), num_heads, 576), normal(len(lengths), num_heads, 512)
+
+    def step() -> None:
+        schedule = schedule_absorbed(lengths, q.dtype, 64, num_heads, 512)
+        for _layer in range(2):
+            decode_absorbed(q, pages, AbsorbedRows(table, lengths, schedule), 0.1, out)
+
+    step()
+    assert_close(out, right_rows(q, pages, table, lengths))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    lengths.copy_((lengths + 2) // 3)
+    out.fill_(torch.nan)
+    graph.replay()
+    assert_close(out, right_rows(q, pages, table, lengths))
+
+
+def right_rows(q: Tensor, pages: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
+    right = torch.empty(*q.shape[:2], 512, dtype=torch.float32, device="cuda")
+    mla_reference.decode_absorbed(q.float(), pages, AbsorbedRows(table, lengths, None), 0.1, right)
+    return right

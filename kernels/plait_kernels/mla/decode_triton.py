@@ -1,0 +1,247 @@
+"""Split-KV decode of absorbed queries over latent pages in Triton: a program takes some tokens of one row.
+
+The cache is key and value of one head that all query heads share: a tile of tokens is loaded once, into shared memory,
+where both dots read it. Tokens and dims are the tiles' rows and heads their columns, so that tensor cores take 16 heads
+without padding (wgmma wants 64 rows). A small kernel once a step makes the schedule of splits, by KV length, from
+lengths on the device (``plait_kernels.attention.split_kv_triton``). A row of one split is written at once; the partial
+results of others are combined by a second kernel, over all of the device: a partial result is as large as half a page,
+and one program alone would need 30 us for the 100 of a long row.
+
+What a row has is read before ``pdl_wait``: see ``plait_kernels.mla.decode_absorbed``.
+
+Shapes as in ``plait_kernels.mla``; J slots of the schedule.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from plait_kernels.attention import split_kv_triton
+from plait_kernels.attention.decode_triton import LOG2_E, num_sms
+from plait_kernels.attention.reference import SplitKvSchedule
+from plait_kernels.mla.reference import AbsorbedRows
+from plait_kernels.pdl import pdl_launch, pdl_wait
+
+
+class Tiling(NamedTuple):
+    """How the kernel is compiled and how rows are split."""
+
+    tokens: int
+    """Of a tile; at most a page. From 64 on, wgmma computes the scores; 2 programs of 32 share a processor."""
+    num_warps: int
+    num_stages: int
+    """One more than the tiles in shared memory: the next but one is loaded when one is done."""
+    least_tokens: int
+    """Of a split. Combining one writes and reads 4 bytes a head and dim: with 16 heads as much as 57 tokens."""
+    splits_per_sm: int
+    """Further splits of all rows together, beyond one for each, for each streaming multiprocessor."""
+
+
+TILINGS = {16: Tiling(64, 4, 3, 128, 2), 32: Tiling(64, 8, 3, 128, 2), 64: Tiling(32, 8, 3, 256, 2)}
+"""By the heads of a program."""
+_COMBINED = 8192
+"""Elements of partial results that a program combines at once: 64 registers a thread."""
+_FEW_ROWS, _FEW_ROWS_DIMS = 8, 128
+"""So few rows may have hundreds of splits each: more programs combine fewer dims each."""
+
+
+def schedule_absorbed(lengths_B: Tensor, page_size: int, num_heads: int, latent_dim: int) -> SplitKvSchedule:
+    """See ``plait_kernels.mla.schedule_absorbed``."""
+    heads, tiling = _tiling(num_heads, page_size)
+    return split_kv_triton.make_schedule(
+        lengths_B,
+        unit=tiling.tokens,
+        heads=(num_heads, 1),
+        head_dim=latent_dim,
+        num_spare=max(tiling.splits_per_sm * num_sms(lengths_B.device) // triton.cdiv(num_heads, heads), 1),
+        least_units=max(tiling.least_tokens // tiling.tokens, 1),
+    )
+
+
+def decode_absorbed(q_BHC: Tensor, pages: Tensor, rows: AbsorbedRows, scale: float, out_BHL: Tensor) -> None:
+    """See ``plait_kernels.mla.decode_absorbed``; L, R and the page size are powers of two, all contiguous."""
+    (num_rows, num_heads, cached_dim), latent_dim, schedule = q_BHC.shape, out_BHL.shape[2], rows.schedule
+    if schedule is None:
+        raise AssertionError("absorbed rows on a GPU without a schedule")
+    heads, tiling = _tiling(num_heads, pages.shape[1])
+    num_slots = len(schedule.splits_J4)
+    _decode_kernel[(triton.cdiv(num_heads, heads), num_slots)](
+        q_BHC,
+        pages,
+        rows.table_BW,
+        schedule.splits_J4,
+        schedule.partial_JHD,
+        schedule.lse_JH,
+        out_BHL,
+        scale * LOG2_E,
+        rows.table_BW.stride(0),
+        NUM_HEADS=num_heads,
+        HEADS=heads,
+        LATENT=latent_dim,
+        ROPE=cached_dim - latent_dim,
+        PAGE=pages.shape[1],
+        TOKENS=tiling.tokens,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        **pdl_launch(q_BHC),
+    )
+    dims = min(latent_dim, _FEW_ROWS_DIMS) if num_rows <= _FEW_ROWS else latent_dim
+    _combine_kernel[(num_rows, num_heads, latent_dim // dims)](
+        schedule.splits_J4,
+        schedule.partial_JHD,
+        schedule.lse_JH,
+        out_BHL,
+        num_slots,
+        num_heads,
+        LATENT=latent_dim,
+        DIMS=dims,
+        SLOTS=triton.next_power_of_2(num_slots),
+        PARTIALS=_COMBINED // dims,
+        num_warps=4,
+        **pdl_launch(q_BHC),
+    )
+
+
+def _tiling(num_heads: int, page_size: int) -> tuple[int, Tiling]:
+    """Heads of a program, and its tiling: a tile of tokens is in one page."""
+    heads = min(max(triton.next_power_of_2(num_heads), min(TILINGS)), max(TILINGS))
+    tiling = TILINGS[heads]
+    return heads, tiling._replace(tokens=min(tiling.tokens, page_size))
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def _decode_kernel(  # type: ignore[no-untyped-def]
+    q_ptr,
+    pages_ptr,
+    table_ptr,
+    splits_ptr,
+    partial_ptr,
+    lse_ptr,
+    out_ptr,
+    scale,
+    table_stride,
+    NUM_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    PAGE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    slot = tl.program_id(1).to(tl.int64)
+    row = tl.load(splits_ptr + slot * 4).to(tl.int64)
+    split, num_splits = tl.load(splits_ptr + slot * 4 + 1), tl.load(splits_ptr + slot * 4 + 2)
+    length = tl.load(splits_ptr + slot * 4 + 3)
+    if row >= 0:
+        num_tiles = (length + TOKENS - 1) // TOKENS
+        first, last = split * num_tiles // num_splits, (split + 1) * num_tiles // num_splits
+        table_ptr += row * table_stride
+        page = tl.load(table_ptr + first * TOKENS // PAGE, mask=first < last, other=0)
+        pdl_wait(PDL)
+        head, dim = tl.program_id(0) * HEADS + tl.arange(0, HEADS), tl.arange(0, LATENT)
+        is_head = (head < NUM_HEADS)[None, :]
+        q_at = q_ptr + (row * NUM_HEADS + head)[None, :] * (LATENT + ROPE)
+        best, total, out = _attend(
+            q_at, is_head, pages_ptr, table_ptr, page, first, last, length, scale, HEADS, LATENT, ROPE, PAGE, TOKENS
+        )
+        out = out / total[None, :]
+        if num_splits == 1:
+            out_at = out_ptr + (row * NUM_HEADS + head)[None, :] * LATENT + dim[:, None]
+            tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=is_head)
+        else:
+            at = slot * NUM_HEADS + head
+            tl.store(lse_ptr + at, best + tl.log2(total), mask=head < NUM_HEADS)
+            tl.store(partial_ptr + at[None, :] * LATENT + dim[:, None], out, mask=is_head)
+
+
+@triton.jit
+def _attend(  # type: ignore[no-untyped-def]
+    q_at,
+    is_head,
+    pages_ptr,
+    table_ptr,
+    page,
+    first,
+    last,
+    length,
+    scale,
+    HEADS: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    PAGE: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Some heads over some tiles of a row: the largest score, the sum of weights, and weighted latents ``[L, heads]``.
+
+    ``page`` is the first tile's. The sum of weights is kept by token and reduced once.
+    """
+    dim, rope, token = tl.arange(0, LATENT), tl.arange(0, ROPE), tl.arange(0, TOKENS)
+    q = tl.load(q_at + dim[:, None], mask=is_head, other=0.0)
+    q_rope = tl.load(q_at + LATENT + rope[:, None], mask=is_head, other=0.0)
+    best = tl.full([HEADS], -float("inf"), tl.float32)
+    totals = tl.zeros([TOKENS, HEADS], tl.float32)
+    out = tl.zeros([LATENT, HEADS], tl.float32)
+    inside = token[:, None] * (LATENT + ROPE) + dim[None, :]
+    inside_rope = token[:, None] * (LATENT + ROPE) + LATENT + rope[None, :]
+    tl.assume(length >= 0)
+    for tile in range(first, last):
+        begin = pages_ptr + (page.to(tl.int64) * PAGE + tile * TOKENS % PAGE) * (LATENT + ROPE)
+        # Tokens past the row's end are not read: their weight of 0 would not hide a NaN.
+        is_seen = tile * TOKENS + token < length
+        latent = tl.load(begin + inside, mask=is_seen[:, None], other=0.0)
+        key = tl.load(begin + inside_rope, mask=is_seen[:, None], other=0.0)
+        page = tl.load(table_ptr + (tile + 1) * TOKENS // PAGE, mask=tile + 1 < last, other=0)
+        scores = tl.dot(latent, q, tl.dot(key, q_rope)) * scale
+        scores = tl.where(is_seen[:, None], scores, -float("inf"))
+        new_best = tl.maximum(best, tl.max(scores, axis=0))
+        weights = tl.exp2(scores - new_best[None, :])
+        fade = tl.exp2(best - new_best)
+        totals = totals * fade[None, :] + weights
+        out = tl.dot(tl.trans(latent), weights.to(latent.dtype), out * fade[None, :])
+        best = new_best
+        if length < 0:
+            # Never, and the compiler drops it in the end. It gives a tile that only wgmma reads one more buffer than
+            # num_stages - 1, and a third does not fit; a use beside wgmma makes it keep to that number.
+            tl.store(pages_ptr + inside, latent)
+    return best, tl.sum(totals, axis=0), out
+
+
+@triton.jit(do_not_specialize=["num_slots", "num_heads"])
+def _combine_kernel(  # type: ignore[no-untyped-def]
+    splits_ptr,
+    partial_ptr,
+    lse_ptr,
+    out_ptr,
+    num_slots,
+    num_heads,
+    LATENT: tl.constexpr,
+    DIMS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PARTIALS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot, index, dim = tl.arange(0, SLOTS), tl.arange(0, PARTIALS), tl.program_id(2) * DIMS + tl.arange(0, DIMS)
+    rows = tl.load(splits_ptr + slot * 4, mask=slot < num_slots, other=-1)
+    first = tl.min(tl.where(rows == row, slot, num_slots), axis=0).to(tl.int64)
+    num_splits = tl.load(splits_ptr + first * 4 + 2)
+    pdl_wait(PDL)  # without partial results too: what is after this kernel waits for this one only
+    if num_splits > 1:
+        best, total = -float("inf"), 0.0
+        out = tl.zeros([DIMS], tl.float32)
+        for begin in range(0, num_splits, PARTIALS):
+            is_partial = begin + index < num_splits
+            at = (first + begin + index) * num_heads + head
+            lse = tl.load(lse_ptr + at, mask=is_partial, other=-float("inf"))
+            partial = tl.load(partial_ptr + at[:, None] * LATENT + dim[None, :], mask=is_partial[:, None], other=0.0)
+            new_best = tl.maximum(best, tl.max(lse, axis=0))
+            weights = tl.exp2(lse - new_best)
+            fade = tl.exp2(best - new_best)
+            total = total * fade + tl.sum(weights, axis=0)
+            out = out * fade + tl.sum(partial * weights[:, None], axis=0)
+            best = new_best
+        tl.store(out_ptr + (row * num_heads + head) * LATENT + dim, (out / total).to(out_ptr.dtype.element_ty))

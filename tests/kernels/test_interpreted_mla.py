@@ -1,0 +1,104 @@
+"""Absorbed decode rows see their own pages in Triton's interpreter, whatever their splits.
+
+What float64 gives is right. On a GPU the compiled kernels are tried by tests/kernels/gpu.
+"""
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+if torch.cuda.is_available():
+    pytest.skip("a GPU is here, which runs the compiled kernels", allow_module_level=True)
+os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, and Triton's own are when it is imported
+pytest.importorskip("triton", reason="no Triton; pip install triton")
+
+from plait_kernels.mla import AbsorbedRows, decode_triton
+from plait_kernels.mla import reference as mla_reference
+from plait_kernels.mla.decode_triton import Tiling
+
+pytestmark = pytest.mark.usefixtures("loops_over_loaded_bounds")
+PAGE = 64
+KV_LENGTHS = {
+    "page edges": [1, 63, 64, 65, 500],
+    "even": [192] * 4,
+    "one long": [1, 20, 3000, 5, 64],
+    "one row": [1100],
+    "many rows": [65, 1, 130, 64, 7, 200, 33, 128, 192, 1],
+}
+WIDE, NARROW = Tiling(64, 4, 3, 128, 2), Tiling(32, 4, 3, 32, 4)
+MOST_SPLITS = {"page edges": (2, 6), "even": (1, 2), "one long": (4, 7), "one row": (4, 7), "many rows": (1, 2)}
+"""Of a row, with two processors: in wide tiles and in narrow ones."""
+
+
+@pytest.fixture(autouse=True)
+def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(decode_triton, "num_sms", lambda _device: 2)
+
+
+def cache(lengths: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Scattered pages and their table; what is past a row's end, in its last page and in other pages, is NaN."""
+    num_pages = (lengths + PAGE - 1) // PAGE
+    pages = torch.randn(int(num_pages.sum()) + 3, PAGE, width)
+    table = torch.zeros(len(lengths), int(num_pages.max()) + 1, dtype=torch.int32)
+    scattered = torch.randperm(len(pages)).int()
+    is_own = torch.arange(table.shape[1]) < num_pages[:, None]
+    table[is_own] = scattered[3:]
+    table[~is_own] = scattered[0]
+    pages[scattered[:3].long()] = torch.nan
+    for row, length in enumerate(lengths.tolist()):
+        pages[table[row, (length - 1) // PAGE].long(), (length - 1) % PAGE + 1 :] = torch.nan
+    return pages, table
+
+
+def assert_rows_are_right(kv_lengths: list[int], num_heads: int, latent_dim: int = 32, rope_dim: int = 16) -> list[int]:
+    """The number of splits of each row."""
+    lengths = torch.tensor(kv_lengths, dtype=torch.int32)
+    pages, table = cache(lengths, latent_dim + rope_dim)
+    schedule = decode_triton.schedule_absorbed(lengths, PAGE, num_heads, latent_dim)
+    rows = AbsorbedRows(table, lengths, schedule)
+    for _layer in range(2):
+        q = torch.randn(len(kv_lengths), num_heads, latent_dim + rope_dim)
+        right, given = (torch.full((len(q), num_heads, latent_dim), torch.nan) for _ in range(2))
+        exact = right.double()
+        mla_reference.decode_absorbed(q.double(), pages.double(), rows, 0.2, exact)
+        mla_reference.decode_absorbed(q, pages, rows, 0.2, right)
+        schedule.partial_JHD.fill_(torch.nan)
+        schedule.lse_JH.fill_(torch.nan)
+        decode_triton.decode_absorbed(q, pages, rows, 0.2, given)
+        torch.testing.assert_close(right.double(), exact, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(given.double(), exact, atol=2e-5, rtol=2e-5)
+    taken = schedule.splits_J4[schedule.splits_J4[:, 0] >= 0, 0]
+    return torch.bincount(taken, minlength=len(kv_lengths)).tolist()
+
+
+@pytest.mark.parametrize("is_wide", [True, False])
+@pytest.mark.parametrize("name", KV_LENGTHS)
+def test_rows_of_any_length_and_number_of_splits_are_right(
+    name: str, is_wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(decode_triton.TILINGS, 16, WIDE if is_wide else NARROW)
+    most_wide, most_narrow = MOST_SPLITS[name]
+    assert max(assert_rows_are_right(KV_LENGTHS[name], 16)) == (most_wide if is_wide else most_narrow)
+
+
+@pytest.mark.parametrize("num_heads", [1, 4, 8, 16, 24, 32, 128])
+def test_heads_fill_tiles_or_a_part_of_one(num_heads: int) -> None:
+    assert_rows_are_right([1, 63, 300], num_heads)
+
+
+def test_the_dims_of_deepseek_are_taken() -> None:
+    assert_rows_are_right([65, 400], 16, 512, 64)
+
+
+def test_one_long_row_has_a_split_for_each_processor_and_a_short_one_has_one() -> None:
+    splits_per_sm = decode_triton.TILINGS[16].splits_per_sm
+    assert assert_rows_are_right([6400, 1], 16) == [2 * splits_per_sm, 1]
+
+
+@pytest.mark.parametrize("page_size", [16, 32])
+def test_a_tile_is_not_larger_than_a_page(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.PAGE", page_size)
+    assert_rows_are_right([1, page_size, page_size + 1, 150], 16)
