@@ -11,7 +11,7 @@ from plait_testing.recording import Record
 from plait_testing.running_server import StartServer
 
 pytestmark = pytest.mark.gpu
-BACKENDS = ("flashmla", "flashinfer_mla", "torch")
+BACKENDS = ("flashmla", "flashinfer_mla", "triton_mla", "torch")
 VARIANTS = gpu_runs.VARIANTS | {
     "chunk-64": ("--long-prefill-token-threshold", "64"),
     "context-chunk-256": ("--mla-context-chunk-size", "256", "--long-prefill-token-threshold", "1024"),
@@ -46,7 +46,7 @@ def test_prompts_from_the_prefix_cache_are_answered_right(runs: gpu_runs.GpuRuns
 
 
 @pytest.mark.acceptance("gpu-mla")
-@pytest.mark.parametrize("backend", ["flashmla", "flashinfer_mla"])
+@pytest.mark.parametrize("backend", ["flashmla", "flashinfer_mla", "triton_mla"])
 def test_slow_steps_over_foul_memory_change_no_answer(
     runs: gpu_runs.GpuRuns, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

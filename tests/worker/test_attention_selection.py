@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from plait_kernels.kv_cache import PageScales
+from plait_kernels.kv_cache import FP8, PageScales
 from plait_testing.rank_threads import on_every_rank
 from plait_worker.attention import selection
 from plait_worker.attention.backend import BackendRequirements
@@ -201,3 +202,46 @@ def test_a_rule_that_is_broken_is_told_before_its_modules_are_looked_for(changes
     shape = MlaShape(16, 512, 576, 192, 128, 192**-0.5, torch.bfloat16, torch.bfloat16)
     requirements = BackendRequirements(dataclasses.replace(shape, **changes), 64, 4096, 8192, NEED.device)
     assert rule in str(try_backend("flashinfer_mla", requirements))
+
+
+LATENTS_OF_DEEPSEEK = MlaShape(16, 512, 576, 192, 128, 192**-0.5, torch.bfloat16, torch.bfloat16)
+MLA_NEED: BackendRequirements[Any] = BackendRequirements(LATENTS_OF_DEEPSEEK, 64, 4096, 8192, torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("flashinfer_there")
+@pytest.mark.parametrize(
+    ("changes", "page_size", "rule"),
+    [
+        ({}, 48, "its page size must be a power of two from 16 on, not 48; set --page-size 64"),
+        ({}, 8, "its page size must be a power of two from 16 on, not 8; set --page-size 64"),
+        ({"cached_dtype": FP8}, 64, "its kernel reads no float8 pages; use flashmla or flashinfer_mla"),
+        ({"latent_dim": 256, "cached_dim": 320}, 64, "it takes a kv_lora_rank of 512 with 64 rope dims, not 256"),
+        ({"value_dim": 64}, 64, "its prefill takes bfloat16 with 192 query dims and 128 value dims, not bfloat16"),
+    ],
+)
+def test_what_our_latent_kernel_does_not_take_is_refused_with_its_rule(
+    changes: dict[str, Any], page_size: int, rule: str
+) -> None:
+    shape = dataclasses.replace(LATENTS_OF_DEEPSEEK, **changes)
+    requirements = dataclasses.replace(MLA_NEED, spec=shape, page_size=page_size)
+    with pytest.raises(WorkerError, match="--attention-backend triton_mla: " + re.escape(rule)):
+        choose_backend("triton_mla", requirements)
+
+
+class Planned(TritonMha):
+    is_capturable = False
+
+
+def test_a_backend_that_is_not_automatic_is_tried_by_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def try_backend(name: str, _requirements: BackendRequirements[Any], *, may_compile: bool = False) -> TritonMha:
+        asked.append(name)
+        return made(Planned)
+
+    monkeypatch.setattr(selection, "try_backend", try_backend)
+    monkeypatch.setattr(selection, "_time", lambda backend, _requirements: selection.Timing(backend, 1, 1, 1))
+    choose_backend("auto", dataclasses.replace(MLA_NEED, device=torch.device("cuda", 0)))
+    assert asked == ["flashmla", "flashinfer_mla"]
+    choose_backend("triton_mla", MLA_NEED)
+    assert asked[-1] == "triton_mla"

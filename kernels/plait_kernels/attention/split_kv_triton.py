@@ -38,29 +38,39 @@ def schedule_split_kv(
     """See ``plait_kernels.attention.schedule_split_kv``."""
     if fixed_num_splits(len(lengths_B) * num_kv_heads, lengths_B.device) > _MAX_FIXED_SPLITS:
         return None
+    num_spare = max(_SPARE_SLOTS_PER_SM * num_sms(lengths_B.device) // num_kv_heads, 1)
     return make_schedule(
         lengths_B,
         unit=page_size,
         heads=(num_heads, num_kv_heads),
         head_dim=head_dim,
-        num_spare=max(_SPARE_SLOTS_PER_SM * num_sms(lengths_B.device) // num_kv_heads, 1),
+        num_spare=num_spare,
         least_units=_MIN_PAGES,
+        num_partials=len(lengths_B) + num_spare,
     )
 
 
 def make_schedule(
-    lengths_B: Tensor, *, unit: int, heads: tuple[int, int], head_dim: int, num_spare: int, least_units: int
+    lengths_B: Tensor,
+    *,
+    unit: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    num_spare: int,
+    least_units: int,
+    num_partials: int,
 ) -> SplitKvSchedule:
     """The schedule of any number of rows. A split is of whole units of tokens, at least ``least_units`` of them.
 
-    ``heads`` are the query and the key-value heads. ``num_spare`` bounds the splits beyond one for each row.
+    ``heads`` are the query and the key-value heads. ``num_spare`` bounds the splits beyond one for each row. There is
+    room for ``num_partials`` partial results.
     """
     (num_heads, num_kv_heads), num_rows, device = heads, len(lengths_B), lengths_B.device
     num_slots = num_rows + num_spare
     splits_J4 = torch.empty(num_slots, 4, dtype=torch.int32, device=device)
     num_done_JG = torch.empty(num_slots, num_kv_heads, dtype=torch.int32, device=device)
-    partial_JHD = torch.empty(num_slots, num_heads, head_dim, dtype=torch.float32, device=device)
-    lse_JH = torch.empty(num_slots, num_heads, dtype=torch.float32, device=device)
+    partial_JHD = torch.empty(num_partials, num_heads, head_dim, dtype=torch.float32, device=device)
+    lse_JH = torch.empty(num_partials, num_heads, dtype=torch.float32, device=device)
     block = triton.next_power_of_2(num_rows)
     slots = min(max(_PAIRS // block, 1), _MAX_SLOTS)
     _schedule_kernel[(triton.cdiv(num_slots, slots),)](

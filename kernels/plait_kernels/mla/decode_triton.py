@@ -52,13 +52,15 @@ _FEW_ROWS, _FEW_ROWS_DIMS = 8, 128
 def schedule_absorbed(lengths_B: Tensor, page_size: int, num_heads: int, latent_dim: int) -> SplitKvSchedule:
     """See ``plait_kernels.mla.schedule_absorbed``."""
     heads, tiling = _tiling(num_heads, page_size)
+    num_spare = max(tiling.splits_per_sm * num_sms(lengths_B.device) // triton.cdiv(num_heads, heads), 1)
     return split_kv_triton.make_schedule(
         lengths_B,
         unit=tiling.tokens,
         heads=(num_heads, 1),
         head_dim=latent_dim,
-        num_spare=max(tiling.splits_per_sm * num_sms(lengths_B.device) // triton.cdiv(num_heads, heads), 1),
+        num_spare=num_spare,
         least_units=max(tiling.least_tokens // tiling.tokens, 1),
+        num_partials=2 * num_spare,
     )
 
 
@@ -153,9 +155,19 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
             out_at = out_ptr + (row * NUM_HEADS + head)[None, :] * LATENT + dim[:, None]
             tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=is_head)
         else:
-            at = slot * NUM_HEADS + head
+            at = (_first_partial(row, slot - split) + split) * NUM_HEADS + head
             tl.store(lse_ptr + at, best + tl.log2(total), mask=head < NUM_HEADS)
             tl.store(partial_ptr + at[None, :] * LATENT + dim[:, None], out, mask=is_head)
+
+
+@triton.jit
+def _first_partial(row, first_slot):  # type: ignore[no-untyped-def]
+    """Where a row's partial results begin.
+
+    Rows of one split have none: a row takes twice the slots that the rows before it have beyond one each, and with two
+    splits or more it needs no more than that.
+    """
+    return (first_slot - row) * 2
 
 
 @triton.jit
@@ -227,15 +239,15 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot, index, dim = tl.arange(0, SLOTS), tl.arange(0, PARTIALS), tl.program_id(2) * DIMS + tl.arange(0, DIMS)
     rows = tl.load(splits_ptr + slot * 4, mask=slot < num_slots, other=-1)
-    first = tl.min(tl.where(rows == row, slot, num_slots), axis=0).to(tl.int64)
-    num_splits = tl.load(splits_ptr + first * 4 + 2)
+    first = tl.min(tl.where(rows == row, slot, num_slots), axis=0)
+    num_splits, first_partial = tl.load(splits_ptr + first * 4 + 2), _first_partial(row, first)
     pdl_wait(PDL)  # without partial results too: what is after this kernel waits for this one only
     if num_splits > 1:
         best, total = -float("inf"), 0.0
         out = tl.zeros([DIMS], tl.float32)
         for begin in range(0, num_splits, PARTIALS):
             is_partial = begin + index < num_splits
-            at = (first + begin + index) * num_heads + head
+            at = (first_partial + begin + index) * num_heads + head
             lse = tl.load(lse_ptr + at, mask=is_partial, other=-float("inf"))
             partial = tl.load(partial_ptr + at[:, None] * LATENT + dim[None, :], mask=is_partial[:, None], other=0.0)
             new_best = tl.maximum(best, tl.max(lse, axis=0))

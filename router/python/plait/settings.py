@@ -366,6 +366,7 @@ class AttentionSettings(msgspec.Struct, frozen=True, kw_only=True):
             "trtllm_sparse_mla",
             "flashmla",
             "flashinfer_mla",
+            "triton_mla",
         ],
         Setting("attention backend; auto takes the fastest that passes its self-check on this device"),
     ] = "auto"

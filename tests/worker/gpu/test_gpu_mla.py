@@ -78,7 +78,7 @@ def test_several_tokens_of_each_request_see_their_own_past(name: str, num_heads:
 
 @pytest.mark.parametrize("scale", [1.0, 0.37])
 @pytest.mark.parametrize("num_heads", [16, 128])
-@pytest.mark.parametrize("name", ["torch", *BACKENDS])
+@pytest.mark.parametrize("name", ["torch", *(name for name in BACKENDS if name != "triton_mla")])
 @torch.inference_mode()
 def test_float8_pages_are_read_with_their_scale(name: str, num_heads: int, scale: float) -> None:
     shape = mla_shape(num_heads, cached_dtype=FP8, cached_scale=scale)

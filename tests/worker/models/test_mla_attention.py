@@ -40,3 +40,19 @@ def test_the_scale_says_what_a_number_in_the_pages_stands_for() -> None:
     kept = torch.cat([case.pages[case.tables.slots(row)] for row in range(len(DECODE))])
     cached = torch.cat([context[:start] for context, (start, _) in zip(case.contexts, DECODE, strict=True)])
     torch.testing.assert_close(kept.float() * 0.37, cached.float(), rtol=2**-4, atol=1e-3)
+
+
+@pytest.mark.usefixtures("flashinfer_there")
+@pytest.mark.parametrize("num_heads", [4, 16])
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_every_token_of_a_short_append_is_a_row_of_our_kernel(num_heads: int, page_size: int) -> None:
+    from plait_worker.attention.mla.triton_mla import TritonMla
+
+    shape = mla_shape(num_heads)
+    made = TritonMla(BackendRequirements(shape, page_size, 4096, 0, CPU))
+    for prefill in ([], [(0, 40), (130, 2), (70, 33)]):
+        case = MlaCase(shape, prefill, DECODE, page_size)
+        step = made.prepare(case.tables.rows)
+        assert step.num_prefill_tokens == 0
+        assert step.decode_waits
+        assert case.error(made) <= 0.02

@@ -103,6 +103,11 @@ class MlaStep(Protocol):
         """
         ...
 
+    @property
+    def decode_waits(self) -> bool:
+        """Whether ``decode`` on a GPU waits inside for the kernel before it, which may then let it start early."""
+        ...
+
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, kv_b_proj: KvBProj, out_PHV: Tensor) -> None:
         """Prefill rows attend to their new tokens and, chunk by chunk, to their cached context.
 

@@ -131,7 +131,8 @@ class MlaAttention:
     def _attend_absorbed(self, raw: _Raw, attention: MlaStep, pages: Tensor) -> Tensor:
         """``[T, H, V]`` of a step without prefill tokens."""
         queries, cache = AbsorbedQueries(raw.q_THE, self.key_HOL), _cache_target(attention, pages)
-        q_THC = absorb_and_cache(queries, raw.cached_TC, self._norm, raw.tables, cache)
+        waits = attention.decode_waits
+        q_THC = absorb_and_cache(queries, raw.cached_TC, self._norm, raw.tables, cache, next_waits=waits)
         out_THV = raw.q_THE.new_empty(*raw.q_THE.shape[:2], self.mla.value_dim)
         up_project_values(attention.decode(q_THC, pages), self.value_HVL, out_THV)
         return out_THV
@@ -144,7 +145,8 @@ class MlaAttention:
         out_THV = raw.q_THE.new_empty(*raw.q_THE.shape[:2], self.mla.value_dim)
         attention.prefill(q_PHE, latent_TC[prefill], pages, self._expand, out_THV[prefill])
         if attention.num_prefill_tokens < len(out_THV):
-            q_BHC = absorb(raw.q_THE[decode], self.key_HOL, raw.tables.part(decode))
+            tables = raw.tables.part(decode)
+            q_BHC = absorb(raw.q_THE[decode], self.key_HOL, tables, next_waits=attention.decode_waits)
             up_project_values(attention.decode(q_BHC, pages), self.value_HVL, out_THV[decode])
         return out_THV
 

@@ -47,6 +47,11 @@ class CpuMlaStep:
     contexts: list[_Context]
     absorbed: AbsorbedRows
 
+    @property
+    def decode_waits(self) -> bool:
+        """See ``MlaStep``."""
+        return False
+
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, kv_b_proj: KvBProj, out_PHV: Tensor) -> None:
         """See ``MlaStep``."""
         new_PHV, lse_PH = self.new.attend(q_PHE, *kv_b_proj(latent_PC))

@@ -1,7 +1,6 @@
 """FlashMLA's dense kernel (wheel sgl-flash-mla): it reads lengths and tables on the device; nothing is planned.
 
-Each query token is a row: the tokens of a short extend share their request's table. Over float8 pages the kernel takes
-float8 queries and rounds the softmax's weights to float8.
+Over float8 pages the kernel takes float8 queries and rounds the softmax's weights to float8.
 
 The bfloat16 kernel is launched with PDL but never waits for the preceding kernel's writes (its SASS has no ACQBULK).
 It takes its loop bounds from the schedule. If the schedule were made directly before it, as the library does by
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.mla.captured_prefill import MlaCapturedPrefill
-from plait_worker.attention.mla.hopper_mla import HopperMla
+from plait_worker.attention.mla.hopper_mla import AbsorbedTokens, HopperMla, absorbed_tokens
 from plait_worker.attention.spec import MlaShape
 from plait_worker.rows import DeviceLengths, Rows
 
@@ -36,10 +35,7 @@ Schedule = object
 class FlashMlaRows:
     """The absorbed tokens of a step."""
 
-    table_AW: Tensor
-    """int32, contiguous."""
-    lengths_A: Tensor
-    """int32: KV length of each token."""
+    tokens: AbsorbedTokens
     schedule: Schedule
 
 
@@ -73,13 +69,8 @@ class FlashMla(HopperMla[FlashMlaRows]):
 
     def plan(self, rows: Rows, lengths: DeviceLengths | None, first: int) -> FlashMlaRows:
         """Table and KV length of each absorbed token."""
-        first_token = sum(rows.lengths[:first])
-        lengths_A = (rows.positions_T[first_token:] + 1).to(torch.int32)
-        if lengths is None or first == rows.num_prefill:
-            table_AW = rows.page_table_RW[first:]
-        else:
-            table_AW = rows.page_table_RW.index_select(0, lengths.row_T[first_token:])
-        return FlashMlaRows(table_AW, lengths_A, self._schedule(lengths_A))
+        tokens = absorbed_tokens(rows, lengths, first)
+        return FlashMlaRows(tokens, self._schedule(tokens.lengths_A))
 
     def _schedule(self, lengths_A: Tensor) -> Schedule:
         """Made before the step's first layer: other kernels must run between it and attention."""
@@ -94,8 +85,8 @@ class FlashMla(HopperMla[FlashMlaRows]):
         out_A1HL, _ = flash_mla_with_kvcache(
             to_cache_dtype(q_AHC, self.shape.cached_dtype, 1.0)[:, None],
             pages[:, :, None],
-            planned.table_AW,
-            planned.lengths_A,
+            planned.tokens.table_AW,
+            planned.tokens.lengths_A,
             self.shape.latent_dim,
             planned.schedule,
             softmax_scale=self.shape.scale,

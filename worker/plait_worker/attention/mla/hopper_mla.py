@@ -4,15 +4,17 @@ If all prefill rows of a step are short extends, every token is absorbed. Otherw
 (``ragged_prefill``), and decode rows and single short extends are absorbed. A captured step does the same with all of
 its prefill rows: absorb or decompress.
 
-Shapes: T tokens of the step, A of them absorbed, R rows, H heads, C elements cached of a token, L of them the latent.
+Shapes: T tokens of the step, A of them absorbed, R rows, W pages in the widest table, H heads, C elements cached of a
+token, L of them the latent.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements, KvBProj
@@ -36,6 +38,24 @@ _MAX_ABSORBED = 4095
 PlannedT = TypeVar("PlannedT")
 
 
+class AbsorbedTokens(NamedTuple):
+    """The absorbed tokens of a step, each a row of its own: tokens of a short extend share their request's table."""
+
+    table_AW: Tensor
+    """int32, contiguous."""
+    lengths_A: Tensor
+    """int32: KV length of each token."""
+
+
+def absorbed_tokens(rows: Rows, lengths: DeviceLengths | None, first: int) -> AbsorbedTokens:
+    """Those of row ``first`` and all after it; ``lengths`` as in ``HopperMla.plan``."""
+    first_token = sum(rows.lengths[:first])
+    lengths_A = (rows.positions_T[first_token:] + 1).to(torch.int32)
+    if lengths is None or first == rows.num_prefill:
+        return AbsorbedTokens(rows.page_table_RW[first:], lengths_A)
+    return AbsorbedTokens(rows.page_table_RW.index_select(0, lengths.row_T[first_token:]), lengths_A)
+
+
 @dataclass(frozen=True, slots=True)
 class HopperMlaStep(Generic[PlannedT]):
     """``MlaStep`` of these backends."""
@@ -51,6 +71,11 @@ class HopperMlaStep(Generic[PlannedT]):
     def cached_scale(self) -> float:
         """See ``MlaShape``."""
         return self.backend.shape.cached_scale
+
+    @property
+    def decode_waits(self) -> bool:
+        """See ``MlaStep``."""
+        return self.backend.decode_waits
 
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, kv_b_proj: KvBProj, out_PHV: Tensor) -> None:
         """See ``MlaStep``."""
@@ -72,6 +97,8 @@ class HopperMla(ABC, Generic[PlannedT]):
 
     name: str
     is_capturable: bool
+    decode_waits = False
+    """See ``MlaStep``."""
 
     @property
     @abstractmethod

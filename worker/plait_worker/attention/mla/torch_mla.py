@@ -72,6 +72,11 @@ class TorchMlaStep:
         """None: the plan's order."""
         return None
 
+    @property
+    def decode_waits(self) -> bool:
+        """See ``MlaStep``."""
+        return False
+
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, kv_b_proj: KvBProj, out_PHV: Tensor) -> None:
         """See ``MlaStep``."""
         k_PHE, v_PHV = kv_b_proj(latent_PC)

@@ -84,6 +84,11 @@ class TrtllmMlaStep:
         """See ``MlaShape``."""
         return self.backend.shape.cached_scale
 
+    @property
+    def decode_waits(self) -> bool:
+        """See ``MlaStep``."""
+        return False
+
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, kv_b_proj: KvBProj, out_PHV: Tensor) -> None:
         """See ``MlaStep``."""
         k_PHE, v_PHV = kv_b_proj(latent_PC)
