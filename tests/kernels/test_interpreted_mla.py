@@ -27,7 +27,7 @@ KV_LENGTHS = {
     "one row": [1100],
     "many rows": [65, 1, 130, 64, 7, 200, 33, 128, 192, 1],
 }
-WIDE, NARROW = Tiling(64, 4, 3, 128, 2), Tiling(32, 4, 3, 32, 4)
+WIDE, NARROW = Tiling(64, 4, 3, 1, 128, 2), Tiling(32, 4, 3, 2, 32, 4)
 MOST_SPLITS = {"page edges": (2, 6), "even": (1, 2), "one long": (4, 7), "one row": (4, 7), "many rows": (1, 2)}
 """Of a row, with two processors: in wide tiles and in narrow ones."""
 

@@ -31,17 +31,24 @@ class Tiling(NamedTuple):
     """How the kernel is compiled and how rows are split."""
 
     tokens: int
-    """Of a tile; at most a page. From 64 on, wgmma computes the scores; 2 programs of 32 share a processor."""
+    """Of a tile; at most a page. From 64 on, wgmma computes the scores."""
     num_warps: int
     num_stages: int
-    """One more than the tiles in shared memory: the next but one is loaded when one is done."""
+    """One more than the tiles in shared memory: as many are loaded at a time, the next when one is done."""
+    programs_per_sm: int
+    """That registers and shared memory have room for. Each takes slots until none is left: with a program for each slot
+    the empty ones would hold up others, since few fit at once."""
     least_tokens: int
     """Of a split. Combining one writes and reads 4 bytes a head and dim: with 16 heads as much as 57 tokens."""
     splits_per_sm: int
     """Further splits of all rows together, beyond one for each, for each streaming multiprocessor."""
 
 
-TILINGS = {16: Tiling(64, 4, 3, 128, 2), 32: Tiling(64, 8, 3, 128, 2), 64: Tiling(32, 8, 3, 256, 2)}
+TILINGS = {
+    16: Tiling(tokens=32, num_warps=4, num_stages=3, programs_per_sm=2, least_tokens=96, splits_per_sm=2),
+    32: Tiling(tokens=64, num_warps=8, num_stages=3, programs_per_sm=1, least_tokens=128, splits_per_sm=2),
+    64: Tiling(tokens=32, num_warps=8, num_stages=3, programs_per_sm=1, least_tokens=256, splits_per_sm=2),
+}
 """By the heads of a program."""
 _COMBINED = 8192
 """Elements of partial results that a program combines at once: 64 registers a thread."""
@@ -71,7 +78,9 @@ def decode_absorbed(q_BHC: Tensor, pages: Tensor, rows: AbsorbedRows, scale: flo
         raise AssertionError("absorbed rows on a GPU without a schedule")
     heads, tiling = _tiling(num_heads, pages.shape[1])
     num_slots = len(schedule.splits_J4)
-    _decode_kernel[(triton.cdiv(num_heads, heads), num_slots)](
+    head_tiles = triton.cdiv(num_heads, heads)
+    num_programs = max(tiling.programs_per_sm * num_sms(q_BHC.device) // head_tiles, 1)
+    _decode_kernel[(head_tiles, min(num_slots, num_programs))](
         q_BHC,
         pages,
         rows.table_BW,
@@ -80,6 +89,7 @@ def decode_absorbed(q_BHC: Tensor, pages: Tensor, rows: AbsorbedRows, scale: flo
         schedule.lse_JH,
         out_BHL,
         scale * LOG2_E,
+        num_slots,
         rows.table_BW.stride(0),
         NUM_HEADS=num_heads,
         HEADS=heads,
@@ -115,7 +125,7 @@ def _tiling(num_heads: int, page_size: int) -> tuple[int, Tiling]:
     return heads, tiling._replace(tokens=min(tiling.tokens, page_size))
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(do_not_specialize=["num_slots", "table_stride"])
 def _decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     pages_ptr,
@@ -125,6 +135,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     lse_ptr,
     out_ptr,
     scale,
+    num_slots,
     table_stride,
     NUM_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -134,30 +145,61 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     TOKENS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    slot = tl.program_id(1).to(tl.int64)
-    row = tl.load(splits_ptr + slot * 4).to(tl.int64)
-    split, num_splits = tl.load(splits_ptr + slot * 4 + 1), tl.load(splits_ptr + slot * 4 + 2)
-    length = tl.load(splits_ptr + slot * 4 + 3)
-    if row >= 0:
-        num_tiles = (length + TOKENS - 1) // TOKENS
-        first, last = split * num_tiles // num_splits, (split + 1) * num_tiles // num_splits
-        table_ptr += row * table_stride
-        page = tl.load(table_ptr + first * TOKENS // PAGE, mask=first < last, other=0)
-        pdl_wait(PDL)
-        head, dim = tl.program_id(0) * HEADS + tl.arange(0, HEADS), tl.arange(0, LATENT)
-        is_head = (head < NUM_HEADS)[None, :]
-        q_at = q_ptr + (row * NUM_HEADS + head)[None, :] * (LATENT + ROPE)
-        best, total, out = _attend(
-            q_at, is_head, pages_ptr, table_ptr, page, first, last, length, scale, HEADS, LATENT, ROPE, PAGE, TOKENS
+    head, dim = tl.program_id(0) * HEADS + tl.arange(0, HEADS), tl.arange(0, LATENT)
+    is_head = (head < NUM_HEADS)[None, :]
+    first_slot, stride = tl.program_id(1), tl.num_programs(1)
+    row, split, num_splits, first, last, length, page = _read_slot(
+        splits_ptr, table_ptr, first_slot, num_slots, table_stride, PAGE, TOKENS
+    )
+    pdl_wait(PDL)
+    # The addresses in a tile are made anew for each slot: kept over the loop, they would not fit into registers.
+    for slot in tl.range(first_slot, num_slots, stride, disable_licm=True):
+        if row >= 0:
+            q_at = q_ptr + (row * NUM_HEADS + head)[None, :] * (LATENT + ROPE)
+            row_table_ptr = table_ptr + row * table_stride
+            best, total, out = _attend(
+                q_at,
+                is_head,
+                pages_ptr,
+                row_table_ptr,
+                page,
+                first,
+                last,
+                length,
+                scale,
+                HEADS,
+                LATENT,
+                ROPE,
+                PAGE,
+                TOKENS,
+            )
+            out *= (1.0 / total)[None, :]
+            if num_splits == 1:
+                out_at = out_ptr + (row * NUM_HEADS + head)[None, :] * LATENT + dim[:, None]
+                tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=is_head)
+            else:
+                at = (_first_partial(row, slot - split) + split) * NUM_HEADS + head
+                tl.store(lse_ptr + at, best + tl.log2(total), mask=head < NUM_HEADS)
+                tl.store(partial_ptr + at[None, :] * LATENT + dim[:, None], out, mask=is_head)
+        row, split, num_splits, first, last, length, page = _read_slot(
+            splits_ptr, table_ptr, slot + stride, num_slots, table_stride, PAGE, TOKENS
         )
-        out = out / total[None, :]
-        if num_splits == 1:
-            out_at = out_ptr + (row * NUM_HEADS + head)[None, :] * LATENT + dim[:, None]
-            tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=is_head)
-        else:
-            at = (_first_partial(row, slot - split) + split) * NUM_HEADS + head
-            tl.store(lse_ptr + at, best + tl.log2(total), mask=head < NUM_HEADS)
-            tl.store(partial_ptr + at[None, :] * LATENT + dim[:, None], out, mask=is_head)
+
+
+@triton.jit
+def _read_slot(  # type: ignore[no-untyped-def]
+    splits_ptr, table_ptr, slot, num_slots, table_stride, PAGE: tl.constexpr, TOKENS: tl.constexpr
+):
+    """Its row, -1 if there is none; split, number of splits, first and last tile, KV length, and first page."""
+    is_slot = slot < num_slots
+    row = tl.load(splits_ptr + slot * 4, mask=is_slot, other=-1).to(tl.int64)
+    split = tl.load(splits_ptr + slot * 4 + 1, mask=is_slot, other=0)
+    num_splits = tl.load(splits_ptr + slot * 4 + 2, mask=is_slot, other=1)
+    length = tl.load(splits_ptr + slot * 4 + 3, mask=is_slot, other=0)
+    num_tiles = (length + TOKENS - 1) // TOKENS
+    first, last = split * num_tiles // num_splits, (split + 1) * num_tiles // num_splits
+    page = tl.load(table_ptr + row * table_stride + first * TOKENS // PAGE, mask=(row >= 0) & (first < last), other=0)
+    return row, split, num_splits, first, last, length, page
 
 
 @triton.jit

@@ -215,7 +215,7 @@ def test_tilings_that_fit_are_right(
 ) -> None:
     if (tokens, num_stages) == (64, 4):
         pytest.skip("three tiles of 64 tokens do not fit into shared memory")
-    monkeypatch.setitem(decode_triton.TILINGS, 16, decode_triton.Tiling(tokens, num_warps, num_stages, 64, 2))
+    monkeypatch.setitem(decode_triton.TILINGS, 16, decode_triton.Tiling(tokens, num_warps, num_stages, 1, 64, 2))
     check_absorbed_rows(DECODE_LENGTHS["skewed"], 16)
 
 
