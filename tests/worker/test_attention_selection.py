@@ -204,8 +204,8 @@ def test_a_rule_that_is_broken_is_told_before_its_modules_are_looked_for(changes
     assert rule in str(try_backend("flashinfer_mla", requirements))
 
 
-LATENTS_OF_DEEPSEEK = MlaShape(16, 512, 576, 192, 128, 192**-0.5, torch.bfloat16, torch.bfloat16)
-MLA_NEED: BackendRequirements[Any] = BackendRequirements(LATENTS_OF_DEEPSEEK, 64, 4096, 8192, torch.device("cpu"))
+DEEPSEEK = MlaShape(16, 512, 576, 192, 128, 192**-0.5, torch.bfloat16, torch.bfloat16)
+MLA_NEED: BackendRequirements[Any] = BackendRequirements(DEEPSEEK, 64, 4096, 8192, torch.device("cpu"))
 
 
 @pytest.mark.usefixtures("flashinfer_there")
@@ -222,7 +222,7 @@ MLA_NEED: BackendRequirements[Any] = BackendRequirements(LATENTS_OF_DEEPSEEK, 64
 def test_what_our_latent_kernel_does_not_take_is_refused_with_its_rule(
     changes: dict[str, Any], page_size: int, rule: str
 ) -> None:
-    shape = dataclasses.replace(LATENTS_OF_DEEPSEEK, **changes)
+    shape = dataclasses.replace(DEEPSEEK, **changes)
     requirements = dataclasses.replace(MLA_NEED, spec=shape, page_size=page_size)
     with pytest.raises(WorkerError, match="--attention-backend triton_mla: " + re.escape(rule)):
         choose_backend("triton_mla", requirements)

@@ -229,7 +229,7 @@ def _attend(  # type: ignore[no-untyped-def]
     PAGE: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Some heads over some tiles of a row: the largest score, the sum of weights, and weighted latents ``[L, heads]``.
+    """Some heads over some tiles of a row: the largest score, the sum of weights, and the weighted sum ``[L, heads]``.
 
     ``page`` is the first tile's. The sum of weights is kept by token and reduced once.
     """

@@ -383,8 +383,7 @@ class KvCacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: Annotated[
         Literal["auto", "fp8"],
         Setting(
-            "type of the KV cache: auto is the model's own; fp8 (e4m3) holds twice as many tokens",
-            ("--kv-dtype",),
+            "type of the KV cache: auto is the model's own; fp8 (e4m3) holds twice as many tokens", ("--kv-dtype",)
         ),
     ] = "auto"
     k_scale: Annotated[

@@ -130,13 +130,13 @@ def attention_of_layers(case: Case, backend: AttentionBackend[MlaStep]) -> Calla
     key_HOL = normal(shape.num_heads, shape.query_dim - rope_dim, shape.latent_dim) * shape.latent_dim**-0.5
     value_HVL = normal(shape.num_heads, shape.value_dim, shape.latent_dim) * shape.latent_dim**-0.5
     tables = Tables(*(torch.randn(num_rows, 1, rope_dim, device=GPU) for _ in range(2)))
-    latents, norm = normal(num_rows, shape.cached_dim), MlaNorm(normal(shape.latent_dim), 1e-6)
+    entries_BC, norm = normal(num_rows, shape.cached_dim), MlaNorm(normal(shape.latent_dim), 1e-6)
     values = normal(num_rows, shape.num_heads, shape.value_dim)
 
     def work() -> None:
         for pages in case.caches:
             cache, queries = CacheTarget(pages, step.slot_mapping_T), AbsorbedQueries(case.q_BHE, key_HOL)
-            q_BHC = absorb_and_cache(queries, latents, norm, tables, cache, next_waits=step.decode_waits)
+            q_BHC = absorb_and_cache(queries, entries_BC, norm, tables, cache, next_waits=step.decode_waits)
             up_project_values(step.decode(q_BHC, pages), value_HVL, values)
 
     return work
