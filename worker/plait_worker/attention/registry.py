@@ -47,7 +47,7 @@ class BackendSpec:
     needs_modules: bool = True
     """Whether it does not start without these modules; else kernels of ours take their place."""
     is_automatic: bool = True
-    """Whether ``auto`` tries it; else it is taken by name only: it was not measured in whole steps yet."""
+    """Whether ``auto`` tries it; else it is taken by name only: it was not measured in a server yet."""
 
     def load(self) -> Any:
         """The backend's class; raises ``ImportError``."""
