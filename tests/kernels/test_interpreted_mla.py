@@ -102,3 +102,15 @@ def test_one_long_row_has_a_split_for_each_processor_and_a_short_one_has_one() -
 def test_a_tile_is_not_larger_than_a_page(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.PAGE", page_size)
     assert_rows_are_right([1, page_size, page_size + 1, 150], 16)
+
+
+@pytest.mark.parametrize("num_programs", [1, 1024])
+@pytest.mark.parametrize("num_rows", [1, 9])
+def test_partial_results_are_combined_a_few_at_a_time(
+    num_rows: int, num_programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_triton, "_COMBINING_PROGRAMS", num_programs)
+    monkeypatch.setattr(decode_triton, "_FEW_ROWS_DIMS", 16)
+    monkeypatch.setattr(decode_triton, "_COMBINED", 64)
+    monkeypatch.setitem(decode_triton.TILINGS, 16, NARROW)
+    assert max(assert_rows_are_right([*[1] * (num_rows - 1), 900], 5)) > 4

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
 from plait_kernels.attention.decode_triton import LOG2_E, attend_pages, fixed_num_splits, num_sms, tiling
 from plait_kernels.attention.reference import SplitKvSchedule
@@ -138,7 +139,9 @@ def _schedule_kernel(  # type: ignore[no-untyped-def]
     SLOTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    pdl_wait(PDL)
+    # The next kernel starts when this one has ended: the one that attends reads the schedule before it waits.
+    if PDL:
+        gdc_wait()
     row, slot = tl.arange(0, ROWS), tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
     num_pages = (tl.load(lengths_ptr + row, mask=row < num_rows, other=0) + PAGE - 1) // PAGE
     # Further splits of all rows together are at most ``spare``: each stands for that share of the batch's pages.

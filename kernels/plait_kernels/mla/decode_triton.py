@@ -52,6 +52,8 @@ TILINGS = {
 """By the heads of a program."""
 _COMBINED = 8192
 """Elements of partial results that a program combines at once: 64 registers a thread."""
+_COMBINING_PROGRAMS = 1024
+"""Above so many, a program takes several heads: most have nothing to do where rows are many."""
 _FEW_ROWS, _FEW_ROWS_DIMS = 8, 128
 """So few rows may have hundreds of splits each: more programs combine fewer dims each."""
 
@@ -102,7 +104,8 @@ def decode_absorbed(q_BHC: Tensor, pages: Tensor, rows: AbsorbedRows, scale: flo
         **pdl_launch(q_BHC),
     )
     dims = min(latent_dim, _FEW_ROWS_DIMS) if num_rows <= _FEW_ROWS else latent_dim
-    _combine_kernel[(num_rows, num_heads, latent_dim // dims)](
+    programs_of_row = min(num_heads, max(_COMBINING_PROGRAMS // num_rows, 1))
+    _combine_kernel[(num_rows, programs_of_row, latent_dim // dims)](
         schedule.splits_J4,
         schedule.partial_JHD,
         schedule.lse_JH,
@@ -278,24 +281,27 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     PARTIALS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    slot, index, dim = tl.arange(0, SLOTS), tl.arange(0, PARTIALS), tl.program_id(2) * DIMS + tl.arange(0, DIMS)
+    row, dim = tl.program_id(0).to(tl.int64), tl.program_id(2) * DIMS + tl.arange(0, DIMS)
+    slot, index = tl.arange(0, SLOTS), tl.arange(0, PARTIALS)
     rows = tl.load(splits_ptr + slot * 4, mask=slot < num_slots, other=-1)
     first = tl.min(tl.where(rows == row, slot, num_slots), axis=0)
     num_splits, first_partial = tl.load(splits_ptr + first * 4 + 2), _first_partial(row, first)
     pdl_wait(PDL)  # without partial results too: what is after this kernel waits for this one only
     if num_splits > 1:
-        best, total = -float("inf"), 0.0
-        out = tl.zeros([DIMS], tl.float32)
-        for begin in range(0, num_splits, PARTIALS):
-            is_partial = begin + index < num_splits
-            at = (first_partial + begin + index) * num_heads + head
-            lse = tl.load(lse_ptr + at, mask=is_partial, other=-float("inf"))
-            partial = tl.load(partial_ptr + at[:, None] * LATENT + dim[None, :], mask=is_partial[:, None], other=0.0)
-            new_best = tl.maximum(best, tl.max(lse, axis=0))
-            weights = tl.exp2(lse - new_best)
-            fade = tl.exp2(best - new_best)
-            total = total * fade + tl.sum(weights, axis=0)
-            out = out * fade + tl.sum(partial * weights[:, None], axis=0)
-            best = new_best
-        tl.store(out_ptr + (row * num_heads + head) * LATENT + dim, (out / total).to(out_ptr.dtype.element_ty))
+        for head in range(tl.program_id(1), num_heads, tl.num_programs(1)):
+            best, total = -float("inf"), 0.0
+            out = tl.zeros([DIMS], tl.float32)
+            for begin in range(0, num_splits, PARTIALS):
+                is_partial = begin + index < num_splits
+                at = (first_partial + begin + index) * num_heads + head
+                lse = tl.load(lse_ptr + at, mask=is_partial, other=-float("inf"))
+                partial_at = partial_ptr + at[:, None] * LATENT + dim[None, :]
+                partial = tl.load(partial_at, mask=is_partial[:, None], other=0.0)
+                new_best = tl.maximum(best, tl.max(lse, axis=0))
+                weights = tl.exp2(lse - new_best)
+                fade = tl.exp2(best - new_best)
+                total = total * fade + tl.sum(weights, axis=0)
+                out = out * fade + tl.sum(partial * weights[:, None], axis=0)
+                best = new_best
+            out_at = out_ptr + (row * num_heads + head) * LATENT + dim
+            tl.store(out_at, (out / total).to(out_ptr.dtype.element_ty))
