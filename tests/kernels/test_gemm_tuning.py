@@ -88,7 +88,7 @@ def test_fp8_tiles_copied_by_tma_fit_and_no_block_waits_for_another(
     num_outputs, num_inputs = map(int, shape.rpartition(" ")[2].split("x"))
     tile = fp8_tiles.tma_tiles_in({most_rows: numbers})[int(most_rows)]
     assert tile.splits <= 4, "a cluster of 8 large blocks waits for 8 free multiprocessors side by side"
-    launch = tma_launch(int(most_rows), (num_outputs, num_inputs), tile)
+    launch = tma_launch(int(most_rows), (num_outputs, num_inputs), Form("blocks" in shape), tile)
     assert launch.shared_bytes <= MOST_SHARED_BYTES, table
     assert launch.blocks <= MULTIPROCESSORS
 

@@ -90,8 +90,9 @@ def _gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Fp8WgmmaTile, out_NO: Tensor, 
 
 
 def _tma_gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Fp8TmaTile, out_NO: Tensor) -> Tensor:
-    blocks, threads, shared_bytes, cluster = tma_launch(len(out_NO), weight.shape, tile)
-    _kernel_of(Form(has_blocks=False), tile, out_NO.device)(
+    form = Form(weight.block_rows > 0)
+    blocks, threads, shared_bytes, cluster = tma_launch(len(out_NO), weight.shape, form, tile)
+    _kernel_of(form, tile, out_NO.device)(
         (blocks, threads, shared_bytes),
         row_map(rows.stored_NI, tile.rows),
         rows.scale,
@@ -100,6 +101,8 @@ def _tma_gemm(rows: Fp8Rows, weight: Fp8Weight, tile: Fp8TmaTile, out_NO: Tensor
         out_NO,
         len(out_NO),
         *weight.shape,
+        rows.scale.stride(1),
+        weight.block_rows,
         out_NO.stride(0),
         pdl=True,
         cluster=cluster,
@@ -204,20 +207,22 @@ def gemm_launch(num_rows: int, shape: tuple[int, int], form: Form, tile: Fp8Wgmm
     return Launch(panels * splits, WARPGROUP * tile.warpgroups, shared_bytes, splits)
 
 
-def tma_launch(num_rows: int, shape: tuple[int, int], tile: Fp8TmaTile) -> Launch:
+def tma_launch(num_rows: int, shape: tuple[int, int], form: Form, tile: Fp8TmaTile) -> Launch:
     """The same of the kernel that copies by TMA.
 
-    Raises ``ValueError`` if a block would have more inputs than the tensor cores' sums of them are exact enough for.
+    Raises ``ValueError`` if a cluster's block would have more inputs than the tensor cores' sums are exact enough for,
+    which with blocks of weights are never of more than 128.
     """
     (num_outputs, num_inputs), outputs = shape, WARPGROUP_OUTPUTS * tile.warpgroups
     chunks = math.ceil(num_inputs / GROUP)
     splits = min(tile.splits, chunks)
-    if math.ceil(chunks / splits) * GROUP > MAX_FAST_INPUTS:
+    if not form.has_blocks and math.ceil(chunks / splits) * GROUP > MAX_FAST_INPUTS:
         raise ValueError(f"{tile} splits {num_inputs} inputs into more than {MAX_FAST_INPUTS} each")
     stages = tile.stages * (tile.rows + outputs) * GROUP
     sums = tile.rows * (outputs + 4) * 4
     panels = math.ceil(num_rows / tile.rows) * math.ceil(num_outputs / outputs)
-    shared_bytes = max(stages, sums) + _BARRIER_BYTES * tile.stages + _ALIGNMENT
+    scales = 4 * tile.rows * tile.stages if form.has_blocks else 0
+    shared_bytes = max(stages, sums) + _BARRIER_BYTES * tile.stages + scales + _ALIGNMENT
     return Launch(panels * splits, WARPGROUP * tile.warpgroups + WARP, shared_bytes, splits)
 
 

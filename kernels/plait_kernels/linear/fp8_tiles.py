@@ -58,10 +58,10 @@ class Fp8WgmmaTile(CompiledTile):
 
 @dataclass(frozen=True, slots=True)
 class Fp8TmaTile(CompiledTile):
-    """A tile of ``fp8_tma_gemm.cu``, for weights with a scale for each output."""
+    """A tile of ``fp8_tma_gemm.cu``."""
 
     rows: int
-    """64, 128 or 256."""
+    """64, 128 or, without blocks of weights, 256."""
     warpgroups: int
     """Of 64 outputs each."""
     stages: int

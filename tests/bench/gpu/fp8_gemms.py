@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from plait_kernels.linear import Fp8Rows, Fp8Weight, Tile, fp8_gemm, gemv, quantise_rows, tuning_file
 from plait_kernels.linear.fp8 import quantise_blocks, quantise_outputs
-from plait_kernels.linear.fp8_gemm_cuda import compile_for, tma_launch
+from plait_kernels.linear.fp8_gemm_cuda import Form, compile_for, tma_launch
 from plait_kernels.linear.fp8_matrix import scaled_mm, takes_scaled_mm
 from plait_kernels.linear.fp8_tiles import (
     CUDA_MAX_ROWS,
@@ -82,6 +82,7 @@ TMA_TILES = {
     256: ((1, 5), (2, 4)),
 }
 """Warpgroups and stages, by a tile's rows."""
+MOST_ROWS_OF_BLOCKS = 128
 LEAST_BLOCKS, MOST_BLOCKS = 60, 211
 """Of a grid, the most for each block that fits a multiprocessor."""
 OWN = ("own", "CUDA", "TMA")
@@ -125,14 +126,16 @@ def cuda_tiles(num_outputs: int, num_rows: int) -> Iterator[Fp8WgmmaTile]:
                 yield Fp8WgmmaTile(num_rows, warpgroups, stages, blocks, splits)
 
 
-def tma_tiles(shape: tuple[int, int], num_rows: int) -> Iterator[Fp8TmaTile]:
+def tma_tiles(form: Form, shape: tuple[int, int], num_rows: int) -> Iterator[Fp8TmaTile]:
     """The same of the one that copies by TMA."""
     for rows in TMA_TILES if num_rows in TMA_MAX_ROWS else ():
+        if form.has_blocks and rows > MOST_ROWS_OF_BLOCKS:
+            continue
         for warpgroups, stages in TMA_TILES[rows] if num_rows >= rows >= num_rows / 2 else ():
             for splits in range(1, 5):
                 tile = Fp8TmaTile(rows, warpgroups, stages, splits)
                 try:
-                    launch = tma_launch(num_rows, shape, tile)
+                    launch = tma_launch(num_rows, shape, form, tile)
                 except ValueError:
                     continue
                 if LEAST_BLOCKS <= launch.blocks <= MOST_BLOCKS:
@@ -146,6 +149,8 @@ def compile_cuda_kernels() -> None:
         compile_for(quantise(torch.zeros(64, 256, device="cuda")), tiles)
     copied = [Fp8TmaTile(rows, *each, 1) for rows, all in TMA_TILES.items() for each in all]
     compile_for(quantise_outputs(torch.zeros(64, 256, device="cuda")), copied)
+    narrow = [tile for tile in copied if tile.rows <= MOST_ROWS_OF_BLOCKS]
+    compile_for(quantise_blocks(torch.zeros(64, 256, device="cuda")), narrow)
 
 
 def compile_ahead(job: Job) -> Job | None:
@@ -184,7 +189,7 @@ def ways(
     out_NO = x_NI.new_empty(num_rows, weights[0].shape[0])
     for wgmma_tile in cuda_tiles(weights[0].shape[0], num_rows):
         yield "CUDA", partial(_own, rows, wgmma_tile, out_NO), wgmma_tile
-    for tma_tile in () if weights[0].block_rows else tma_tiles(weights[0].shape, num_rows):
+    for tma_tile in tma_tiles(Form(weights[0].block_rows > 0), weights[0].shape, num_rows):
         yield "TMA", partial(_own, rows, tma_tile, out_NO), tma_tile
     for tile in tiles(kind, weights[0].shape, num_rows):
         if Job(kind, num_inputs, num_rows, tile) in fits:
