@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from plait_kernels.linear import Fp8Matrix, Fp8Weight
-from plait_kernels.linear.fp8 import quantise_blocks, quantise_outputs, quantise_rows
+from plait_kernels.linear import Fp8Matrix, Fp8Rows, Fp8Weight, RowNorm, add_rms_norm_quantise
+from plait_kernels.linear.fp8 import join, quantise_blocks, quantise_outputs, quantise_rows
 from plait_kernels.linear.fp8_reference import silu_mul_quantise
+from plait_kernels.linear.fp8_tiles import Fp8WgmmaTile
 from plait_kernels.moe import Fp8Experts, stack_fp8
+from plait_kernels.moe.fp8_experts import has_few_rows
 from plait_worker.errors import WorkerError
 from plait_worker.weights.formats import fp8_check, gemm_check
 from torch import Tensor
@@ -100,3 +102,80 @@ def test_experts_are_compared_too(kind: Kind, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Fp8Experts, "__call__", lambda *given: EXPERTS(*given).roll(1, dims=1))
     with pytest.raises(WorkerError, match=r"GEMMs of experts of FP8 weights .* 1 rows are off"):
         fp8_check.check_fp8_experts(experts_of(kind))
+
+
+def gates_of(kind: Kind) -> Fp8Matrix:
+    """Which applies them as the reference does, to one row and to 8."""
+    weight = join([drawn(kind, 160, 512, seed) for seed in (0, 1)])
+    assert weight is not None
+    matrix = Fp8Matrix(Fp8Weight(weight.stored_OI, weight.scale * 20, weight.block_rows), None)
+    matrix._gate_tiles[8] = Fp8WgmmaTile(8, 1, 4, 1, 1)
+    return matrix
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_right_gates_pass(kind: Kind) -> None:
+    fp8_check.check_fp8_gates(gates_of(kind))
+
+
+@pytest.mark.parametrize("wrong", ["gate_up", "rmsnorm_gate_up"])
+@pytest.mark.parametrize("first_wrong", [1, 8])
+def test_wrong_gates_are_refused_alone_and_behind_a_norm(
+    first_wrong: int, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = getattr(Fp8Matrix, wrong)
+
+    def turned(matrix: Fp8Matrix, x_NI: Tensor, *norm: RowNorm) -> Tensor | tuple[Tensor, Tensor]:
+        given = right(matrix, x_NI, *norm)
+        if len(x_NI) < first_wrong:
+            return given
+        return (given[0].roll(1, dims=1), given[1]) if norm else given.roll(1, dims=1)
+
+    monkeypatch.setattr(Fp8Matrix, wrong, turned)
+    with pytest.raises(WorkerError, match=rf"GEMMs of gates of FP8 weights .* {first_wrong} rows are off"):
+        fp8_check.check_fp8_gates(gates_of(quantise_outputs))
+
+
+def test_a_sum_before_gates_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Fp8Matrix.rmsnorm_gate_up
+
+    def without_sum(matrix: Fp8Matrix, x_NI: Tensor, norm: RowNorm) -> tuple[Tensor, Tensor]:
+        return right(matrix, x_NI, norm)[0], x_NI * torch.nan
+
+    monkeypatch.setattr(Fp8Matrix, "rmsnorm_gate_up", without_sum)
+    with pytest.raises(WorkerError, match="1 rows are off by nan"):
+        fp8_check.check_fp8_gates(gates_of(quantise_outputs))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_norm_that_quantises_wrong_for_experts_is_refused(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def turned(x_NI: Tensor, norm: RowNorm, *, is_grouped: bool) -> tuple[Tensor | Fp8Rows, ...]:
+        given: list[Tensor | Fp8Rows] = [*add_rms_norm_quantise(x_NI, norm, is_grouped=is_grouped)]
+        one = given[place]
+        given[place] = one.roll(1, dims=1) if isinstance(one, Tensor) else Fp8Rows(one.stored_NI, one.scale * 1.2)
+        return tuple(given)
+
+    monkeypatch.setattr(fp8_check, "add_rms_norm_quantise", turned)
+    with pytest.raises(WorkerError, match=r"the norm before experts of FP8 weights .* 3 rows are off"):
+        fp8_check.check_fp8_experts(experts_of(quantise_blocks))
+
+
+@pytest.mark.parametrize("num_experts", [1, 8, 64, 128, 257])
+def test_experts_are_compared_with_few_rows_each_and_with_many(num_experts: int) -> None:
+    few, *_, many = [2 * rows / num_experts for rows in fp8_check._expert_rows(num_experts)[1:]]
+    assert (has_few_rows(few), has_few_rows(many)) == (True, False)
+
+
+def test_a_matrix_is_compared_if_its_size_has_a_tile_that_none_before_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[int, ...]] = []
+
+    def counted(weight: Fp8Weight, num_rows: int) -> float:
+        compared.append((*weight.shape, num_rows))
+        return 0.0
+
+    monkeypatch.setattr(fp8_check, "_matrix_error", counted)
+    for shape in (128, 512), (256, 512), (128, 512), (128, 1024), (128, 640):
+        fp8_check.check_fp8(drawn(quantise_blocks, *shape, 0))
+    assert compared[:8] == [(128, 512, rows) for rows in fp8_check._ROWS]
+    assert compared[8:12] == [(128, 1024, rows) for rows in (8, 16, 32, 64)], "in more parts"
+    assert compared[12:] == [(128, 640, rows) for rows in fp8_check._ROWS[1:]], "torch's takes no such groups"

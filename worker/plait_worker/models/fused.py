@@ -35,6 +35,7 @@ from plait_worker.layers.norm import BlockNorm
 from plait_worker.models.block import Block, Step
 from plait_worker.models.hidden_sums import HiddenSums
 from plait_worker.rank_sums import Summand
+from plait_worker.weights.formats.fp8 import compile_gates
 
 FusedMatrix = GpuMatrix | Fp8Matrix | Int4Matrix
 """Those that are held on a GPU."""
@@ -123,7 +124,7 @@ def _fused_block(block: Block[StepAttention]) -> FusedBlock | None:
         return None
     qkv, output, gate_up, down = plain
     if isinstance(gate_up, Fp8Matrix):
-        gate_up.compile_gates()
+        compile_gates(gate_up)
     return FusedBlock(
         attention_norm=block.attention_norm,
         qkv=qkv,

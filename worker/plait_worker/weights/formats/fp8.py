@@ -12,7 +12,7 @@ from plait_kernels.moe import Experts, stack_fp8
 from torch import Tensor
 
 from plait_worker.weights.formats.dense import DENSE
-from plait_worker.weights.formats.fp8_check import check_fp8, check_fp8_experts
+from plait_worker.weights.formats.fp8_check import check_fp8, check_fp8_experts, check_fp8_gates
 from plait_worker.weights.reader import ExpertShards, MatrixShard, Weights
 from plait_worker.weights.source import TensorSource
 
@@ -81,6 +81,13 @@ class Fp8OnLoad(Fp8Stored):
         if shard.is_padded or shard.name.endswith(_NEVER) or any(side % 16 for side in sides):
             return None
         return quantise_outputs(DENSE.read(weights.uncounted(), shard))
+
+
+def compile_gates(matrix: Fp8Matrix) -> None:
+    """Let it apply the gates of few rows too. Raises ``WorkerError`` if the GPU computes them wrong."""
+    matrix.compile_gates()
+    if matrix.weight_OI.stored_OI.is_cuda:
+        check_fp8_gates(matrix)
 
 
 def _sides(shard: MatrixShard) -> tuple[tuple[range | None, int], tuple[range | None, int]]:

@@ -1,5 +1,7 @@
 """The self-check of FP8 GEMMs: the first matrix and the first experts of each form, beside their de-quantised values.
 
+So are a matrix whose size has other tiles, the gates of a dense MLP, and the norm that quantises for experts.
+
 Shapes: N rows, I inputs, O outputs; of experts H the hidden size.
 """
 
@@ -7,45 +9,77 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from plait_kernels.linear import Fp8Matrix, Fp8Weight
+import torch
+import torch.nn.functional as F
+from plait_kernels.linear import Fp8Matrix, Fp8Weight, RowNorm, Tile, add_rms_norm_quantise, fp8_reference
 from plait_kernels.linear.fp8 import quantise_rows
+from plait_kernels.linear.fp8_matrix import takes_scaled_mm
+from plait_kernels.linear.fp8_tiles import Fp8GemmTile, Fp8RowTile, row_tile_of, tiles_of
 from plait_kernels.moe import Fp8Experts
+from plait_kernels.moe.fp8_experts import has_few_rows
 from plait_kernels.moe.parts import MAX_INDEXED
+from plait_kernels.norm import reference as norms
 from torch import Tensor
 
 from plait_worker.weights.formats.gemm_check import MAX_ERROR, OUTPUTS, check_once, error, experts_error, random_rows
 
 _ROWS = (1, 8, 16, 32, 64, 65, 129, 512)
 """Each kind of GEMM: of one row that is not rounded, of each tile, and torch's, which pads what is no whole fours."""
-_EXPERT_ROWS = (1, 16, 64, 512)
+_EXPERT_ROWS = (1, MAX_INDEXED + 1, 64, 512)
 """One row's pairs by themselves, and groups of few rows and of many."""
 _MAX_EXPERTS_ERROR = 1 / 8
 """From one FP8 number to the next: by its last bit a value between gate and down may become either."""
 
 
 def check_fp8(weight: Fp8Weight) -> None:
-    """Once for each size of blocks. Raises ``WorkerError`` if a GEMM is wrong on this GPU."""
-    _check_once(weight, "a matrix", _ROWS, lambda num_rows: _matrix_error(weight, num_rows), MAX_ERROR)
+    """Once for each size of blocks and each tile. Raises ``WorkerError`` if a GEMM is wrong on this GPU."""
+    for num_rows in _ROWS:
+        part = num_rows, _chosen_by(weight, num_rows)
+        _check_once(weight, "a matrix", [num_rows], lambda rows: _matrix_error(weight, rows), part=part)
+
+
+def check_fp8_gates(matrix: Fp8Matrix) -> None:
+    """The same for the rows of which the matrix applies gates, by themselves and behind a norm."""
+    weight = matrix.weight_OI
+    for num_rows in filter(matrix.gates, _ROWS):
+        part = num_rows, _chosen_by(weight, num_rows)
+        _check_once(weight, "gates", [num_rows], lambda rows: _gates_error(matrix, rows), part=part)
+
+
+def _chosen_by(weight: Fp8Weight, num_rows: int) -> Fp8RowTile | Fp8GemmTile | Tile | bool | None:
+    """The same for matrices with the same kernel: a tile, or whether torch's takes this one."""
+    return row_tile_of(weight) if num_rows == 1 else tiles_of(weight).get(num_rows, takes_scaled_mm(weight))
 
 
 def check_fp8_experts(experts: Fp8Experts) -> None:
-    """The same for a layer's experts."""
-    _check_once(
-        experts.down_EHI,
-        "experts",
-        _EXPERT_ROWS,
-        lambda num_rows: _experts_error(experts, num_rows),
-        _MAX_EXPERTS_ERROR,
-    )
+    """The same for a layer's experts, and for the norm that quantises for them."""
+    rows = _expert_rows(len(experts.down_EHI.stored_OI))
+    _check_once(experts.down_EHI, "experts", rows, lambda rows: _experts_error(experts, rows), _MAX_EXPERTS_ERROR)
+    gate_up, quantised = experts.gate_up_EJH.one(0), [each for each in rows if experts.takes_rows(each)]
+    norm = "the norm before experts"
+    _check_once(gate_up, norm, quantised, lambda rows: _norm_error(gate_up, rows), _MAX_EXPERTS_ERROR)
+
+
+def _expert_rows(num_experts: int) -> list[int]:
+    """With enough for many rows of each, two of all the experts taken by every row."""
+    many = _EXPERT_ROWS[-1]
+    while has_few_rows(2 * many / num_experts):
+        many *= 2
+    return [*_EXPERT_ROWS[:-1], many]
 
 
 def _check_once(
-    weight: Fp8Weight, what: str, rows: Sequence[int], error_of: Callable[[int], float], max_error: float
+    weight: Fp8Weight,
+    what: str,
+    rows: Sequence[int],
+    error_of: Callable[[int], float],
+    max_error: float = MAX_ERROR,
+    part: tuple[object, ...] = (),
 ) -> None:
     scales = f"blocks of {weight.block_rows} outputs" if weight.block_rows else "a scale an output"
     gemms = f"{what} of FP8 weights with {scales}"
     advice = "--dtype bfloat16, not --quantization fp8"
-    check_once(("fp8", weight.block_rows, what), gemms, rows, error_of, advice, max_error)
+    check_once(("fp8", weight.block_rows, what, *part), gemms, rows, error_of, advice, max_error)
 
 
 def _matrix_error(weight: Fp8Weight, num_rows: int) -> float:
@@ -55,6 +89,51 @@ def _matrix_error(weight: Fp8Weight, num_rows: int) -> float:
     given_NO = Fp8Matrix(weight, None)(x_NI)
     rows_NI = x_NI.float() if num_rows == 1 else _rounded(x_NI, weight)
     return error(given_NO[:, : compared.shape[0]], rows_NI @ compared.dequantised().T)
+
+
+def _gates_error(matrix: Fp8Matrix, num_rows: int) -> float:
+    """Of the first gates."""
+    weight = matrix.weight_OI
+    x_NI = random_rows(num_rows, weight.shape[1], weight.stored_OI.device)
+    norm = _norm_of(x_NI)
+    sum_NI = norm.residual_1I + x_NI
+    normed_NI = norms.rms_norm(sum_NI.float(), norm.weight_I.float(), norm.eps)
+    given_NO, given_sum_NI = matrix.rmsnorm_gate_up(x_NI, norm)
+    return _worst(
+        _first_gates_error(matrix.gate_up(x_NI), x_NI.float(), weight),
+        _first_gates_error(given_NO, normed_NI, weight),
+        error(given_sum_NI, sum_NI.float()),
+    )
+
+
+def _first_gates_error(given_NO: Tensor, x_NI: Tensor, weight: Fp8Weight) -> float:
+    half = weight.shape[0] // 2
+    compared = min(OUTPUTS, half)
+    rows_NI = x_NI if len(x_NI) == 1 else _rounded(x_NI, weight)
+    gate_NO, up_NO = (rows_NI @ weight.rows(range(first, first + compared)).dequantised().T for first in (0, half))
+    return error(given_NO[:, :compared], F.silu(gate_NO) * up_NO)
+
+
+def _norm_error(weight: Fp8Weight, num_rows: int) -> float:
+    """Of what ``add_rms_norm_quantise`` gives for the matrix."""
+    x_NI = random_rows(num_rows, weight.shape[1], weight.stored_OI.device)
+    norm, is_grouped = _norm_of(x_NI), weight.block_rows > 0
+    given_NI, given, given_sum_NI = add_rms_norm_quantise(x_NI, norm, is_grouped=is_grouped)
+    right_NI, right, right_sum_NI = fp8_reference.add_rms_norm_quantise(x_NI, norm, is_grouped=is_grouped)
+    return _worst(
+        error(given.dequantised(), right.dequantised()),
+        error(given_NI, right_NI.float()),
+        error(given_sum_NI, right_sum_NI.float()),
+    )
+
+
+def _norm_of(x_NI: Tensor) -> RowNorm:
+    return RowNorm(x_NI.flip(1), x_NI[0].abs(), 1e-6)
+
+
+def _worst(*errors: float) -> float:
+    """NaN if one is."""
+    return float(torch.tensor(errors).max())
 
 
 def _experts_error(experts: Fp8Experts, num_rows: int) -> float:
