@@ -27,7 +27,7 @@ KV_LENGTHS = {
     "one row": [1100],
     "many rows": [65, 1, 130, 64, 7, 200, 33, 128, 192, 1],
 }
-WIDE, NARROW = Tiling(64, 4, 3, 1, 128, 2), Tiling(32, 4, 3, 2, 32, 4)
+WIDE, NARROW = Tiling(64, 4, 3, 8, 384, 2), Tiling(32, 4, 3, 8, 96, 4)
 MOST_SPLITS = {"page edges": (2, 6), "even": (1, 2), "one long": (4, 7), "one row": (4, 7), "many rows": (1, 2)}
 """Of a row, with two processors: in wide tiles and in narrow ones."""
 
@@ -36,6 +36,7 @@ MOST_SPLITS = {"page edges": (2, 6), "even": (1, 2), "one long": (4, 7), "one ro
 def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(decode_triton, "num_sms", lambda _device: 2)
+    monkeypatch.setattr(decode_triton, "MANY_ROWS_TILINGS", {})
 
 
 def cache(lengths: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -98,6 +99,19 @@ def test_one_long_row_has_a_split_for_each_processor_and_a_short_one_has_one() -
     assert assert_rows_are_right([6400, 1], 16) == [2 * splits_per_sm, 1]
 
 
+def test_no_program_takes_a_second_split_while_rows_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(decode_triton.TILINGS, 16, Tiling(64, 4, 3, 4, 192, 8))
+    assert assert_rows_are_right([6400, 1, 1, 1], 16) == [4, 1, 1, 1], "of 8 programs; there is room for 14 splits"
+    assert assert_rows_are_right([6400, *[1] * 7], 16) == [15, *[1] * 7], "each program has a row already"
+
+
+def test_more_rows_than_processors_have_a_tiling_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_triton, "MANY_ROWS_TILINGS", {16: NARROW})
+    assert assert_rows_are_right([1, 900, 64], 16)[1] > 4
+    assert decode_triton._tiling(16, 64, torch.zeros(2))[1].tokens == 64
+    assert decode_triton._tiling(16, 64, torch.zeros(3))[1].tokens == 32
+
+
 @pytest.mark.parametrize("page_size", [16, 32])
 def test_a_tile_is_not_larger_than_a_page(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.PAGE", page_size)
@@ -110,7 +124,7 @@ def test_partial_results_are_combined_a_few_at_a_time(
     num_rows: int, num_programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode_triton, "_COMBINING_PROGRAMS", num_programs)
-    monkeypatch.setattr(decode_triton, "_FEW_ROWS_DIMS", 16)
+    monkeypatch.setattr(decode_triton, "_NARROW_DIMS", 16)
     monkeypatch.setattr(decode_triton, "_COMBINED", 64)
     monkeypatch.setitem(decode_triton.TILINGS, 16, NARROW)
     assert max(assert_rows_are_right([*[1] * (num_rows - 1), 900], 5)) > 4

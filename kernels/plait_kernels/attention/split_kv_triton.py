@@ -60,11 +60,13 @@ def make_schedule(
     num_spare: int,
     least_units: int,
     num_partials: int,
+    num_programs: int | None = None,
 ) -> SplitKvSchedule:
     """The schedule of any number of rows. A split is of whole units of tokens, at least ``least_units`` of them.
 
     ``heads`` are the query and the key-value heads. ``num_spare`` bounds the splits beyond one for each row. There is
-    room for ``num_partials`` partial results.
+    room for ``num_partials`` partial results. If only ``num_programs`` take slots, and rows are fewer, none takes two:
+    a second split takes longer than a longer one.
     """
     (num_heads, num_kv_heads), num_rows, device = heads, len(lengths_B), lengths_B.device
     num_slots = num_rows + num_spare
@@ -81,6 +83,7 @@ def make_schedule(
         num_rows,
         num_slots,
         num_spare,
+        num_slots if num_programs is None else num_programs,
         PAGE=unit,
         MIN_PAGES=least_units,
         NUM_KV_HEADS=num_kv_heads,
@@ -123,7 +126,7 @@ def _num_splits(num_pages, pages_per_split):  # type: ignore[no-untyped-def]
     return tl.maximum((num_pages + pages_per_split - 1 - pages_per_split // 4) // pages_per_split, 1)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_slots", "spare"])
+@triton.jit(do_not_specialize=["num_rows", "num_slots", "spare", "num_programs"])
 def _schedule_kernel(  # type: ignore[no-untyped-def]
     lengths_ptr,
     splits_ptr,
@@ -131,6 +134,7 @@ def _schedule_kernel(  # type: ignore[no-untyped-def]
     num_rows,
     num_slots,
     spare,
+    num_programs,
     PAGE: tl.constexpr,
     MIN_PAGES: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -145,8 +149,14 @@ def _schedule_kernel(  # type: ignore[no-untyped-def]
     row, slot = tl.arange(0, ROWS), tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
     num_pages = (tl.load(lengths_ptr + row, mask=row < num_rows, other=0) + PAGE - 1) // PAGE
     # Further splits of all rows together are at most ``spare``: each stands for that share of the batch's pages.
-    pages_per_split = tl.maximum((tl.sum(num_pages, axis=0) + spare - 1) // spare, MIN_PAGES)
-    ends = tl.cumsum(tl.where(row < num_rows, _num_splits(num_pages, pages_per_split), 0), axis=0)
+    total = tl.sum(num_pages, axis=0)
+    pages_per_split = tl.maximum((total + spare - 1) // spare, MIN_PAGES)
+    num_splits = tl.where(row < num_rows, _num_splits(num_pages, pages_per_split), 0)
+    free = num_programs - num_rows
+    if (free > 0) & (tl.sum(num_splits, axis=0) > num_programs):
+        pages_per_split = tl.maximum((total + free - 1) // free, pages_per_split)
+        num_splits = tl.where(row < num_rows, _num_splits(num_pages, pages_per_split), 0)
+    ends = tl.cumsum(num_splits, axis=0)
     is_before = ends[None, :] <= slot[:, None]
     of = tl.sum(is_before.to(tl.int32), axis=1)
     first = tl.max(tl.where(is_before, ends[None, :], 0), axis=1)

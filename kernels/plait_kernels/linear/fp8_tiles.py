@@ -90,17 +90,24 @@ def tiles_of(weight: Fp8Weight) -> dict[int, Tile | Fp8GemmTile]:
 
 def gate_tiles_of(gate_up: Fp8Weight) -> dict[int, Fp8WgmmaTile]:
     """For each number of rows from 2 on whose GEMM also applies the gates, its tile."""
-    tiles = {rows: tile for rows, tile in _measured(gate_up).items() if isinstance(tile, Fp8WgmmaTile)}
+    tiles = {rows: tile for rows, tile in _measured_cuda(gate_up).items() if isinstance(tile, Fp8WgmmaTile)}
     return {rows: tile for rows, tile in tiles.items() if can_gate(gate_up, tile)}
 
 
 def _measured(weight: Fp8Weight) -> dict[int, Fp8CudaTile]:
+    return {**_measured_cuda(weight), **tma_tiles_in(_numbers(weight, tma_key(weight)))}
+
+
+def _measured_cuda(weight: Fp8Weight) -> dict[int, Fp8RowTile | Fp8WgmmaTile]:
+    return cuda_tiles_in(_numbers(weight, cuda_key(weight)))
+
+
+def _numbers(weight: Fp8Weight, key: str) -> Mapping[str, Sequence[int]]:
+    """Of the table; none where the kernels do not run."""
     if cuda_unsupported_reason(weight) is not None:
         return {}
     device = weight.stored_OI.device
-    table = tuning_table(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
-    tiles = dict[int, Fp8CudaTile](cuda_tiles_in(table.get(cuda_key(weight), {})))
-    return tiles | tma_tiles_in(table.get(tma_key(weight), {}))
+    return tuning_table(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)).get(key, {})
 
 
 def cuda_unsupported_reason(weight: Fp8Weight) -> str | None:

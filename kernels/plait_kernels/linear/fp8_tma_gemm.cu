@@ -174,6 +174,12 @@ __device__ void multiply_scaled(float (&sums)[ROWS / 2], const Place& place, con
     }
 }
 
+// Once all inputs are multiplied: its weights would delay this kernel's. With more rows, sums are so many that it is in
+// the way at any time.
+__device__ void let_the_next_kernel_begin_early() {
+    if (ROWS <= 64) let_the_next_kernel_begin();
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp8_tma_gemm(const __grid_constant__ RowMap row_map, const float* row_scale,
                  const __grid_constant__ RowMap weight_map, const float* scale, unsigned short* out, long long num_rows,
@@ -184,7 +190,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     unsigned char* memory = shared_memory() + (-shared_address(shared_memory()) & 1023);
     const Ring ring(shared_address(memory));
     const Place place(matrix.num_outputs, matrix.num_inputs);
-    let_the_next_kernel_begin();
     if (threadIdx.x == 0) {
         ring.begin();
         show_barriers();
@@ -193,6 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x >= CONSUMERS) {
         if (threadIdx.x == CONSUMERS) ask(rows, matrix, place, ring);
         meet_the_warp();
+        let_the_next_kernel_begin_early();
     } else {
         float sums[ROWS / 2];
         if constexpr (IS_BLOCKED) {
@@ -203,6 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             wait_for_the_kernel_before();
             scale_sums(sums, place, matrix, rows);
         }
+        let_the_next_kernel_begin_early();
         meet<CONSUMERS>();  // the stages are read
         keep_sums((float*)memory, sums);
     }

@@ -45,23 +45,30 @@ class Tiling(NamedTuple):
 
 
 TILINGS = {
-    16: Tiling(tokens=32, num_warps=4, num_stages=3, programs_per_sm=2, least_tokens=96, splits_per_sm=2),
+    16: Tiling(tokens=64, num_warps=4, num_stages=3, programs_per_sm=1, least_tokens=192, splits_per_sm=1),
     32: Tiling(tokens=64, num_warps=8, num_stages=3, programs_per_sm=1, least_tokens=128, splits_per_sm=2),
     64: Tiling(tokens=32, num_warps=8, num_stages=3, programs_per_sm=1, least_tokens=256, splits_per_sm=2),
 }
-"""By the heads of a program."""
+"""By the heads of a program. Measured on an H200 with 16 heads."""
+MANY_ROWS_TILINGS = {
+    16: Tiling(tokens=64, num_warps=4, num_stages=2, programs_per_sm=2, least_tokens=192, splits_per_sm=1),
+}
+"""Others for more rows than multiprocessors: what a program waits for at a row's begin and end, a second one hides."""
+_FEW_ROWS = 8
+"""So few leave multiprocessors idle: a split may be of a third of the tokens."""
 _COMBINED = 8192
 """Elements of partial results that a program combines at once: 64 registers a thread."""
-_COMBINING_PROGRAMS = 1024
+_COMBINING_PROGRAMS = 2048
 """Above so many, a program takes several heads: most have nothing to do where rows are many."""
-_FEW_ROWS, _FEW_ROWS_DIMS = 8, 128
-"""So few rows may have hundreds of splits each: more programs combine fewer dims each."""
+_NARROW_ROWS, _NARROW_DIMS = 64, 128
+"""So few rows may have a hundred splits each: more programs combine fewer dims each."""
 
 
 def schedule_absorbed(lengths_B: Tensor, page_size: int, num_heads: int, latent_dim: int) -> SplitKvSchedule:
     """See ``plait_kernels.mla.schedule_absorbed``."""
-    heads, tiling = _tiling(num_heads, page_size)
-    num_spare = max(tiling.splits_per_sm * num_sms(lengths_B.device) // triton.cdiv(num_heads, heads), 1)
+    heads, tiling = _tiling(num_heads, page_size, lengths_B)
+    head_tiles = triton.cdiv(num_heads, heads)
+    num_spare = max(tiling.splits_per_sm * num_sms(lengths_B.device) // head_tiles, 1)
     return split_kv_triton.make_schedule(
         lengths_B,
         unit=tiling.tokens,
@@ -70,6 +77,7 @@ def schedule_absorbed(lengths_B: Tensor, page_size: int, num_heads: int, latent_
         num_spare=num_spare,
         least_units=max(tiling.least_tokens // tiling.tokens, 1),
         num_partials=2 * num_spare,
+        num_programs=_num_programs(tiling, head_tiles, lengths_B),
     )
 
 
@@ -78,11 +86,10 @@ def decode_absorbed(q_BHC: Tensor, pages: Tensor, rows: AbsorbedRows, scale: flo
     (num_rows, num_heads, cached_dim), latent_dim, schedule = q_BHC.shape, out_BHL.shape[2], rows.schedule
     if schedule is None:
         raise AssertionError("absorbed rows on a GPU without a schedule")
-    heads, tiling = _tiling(num_heads, pages.shape[1])
+    heads, tiling = _tiling(num_heads, pages.shape[1], q_BHC)
     num_slots = len(schedule.splits_J4)
     head_tiles = triton.cdiv(num_heads, heads)
-    num_programs = max(tiling.programs_per_sm * num_sms(q_BHC.device) // head_tiles, 1)
-    _decode_kernel[(head_tiles, min(num_slots, num_programs))](
+    _decode_kernel[(head_tiles, min(num_slots, _num_programs(tiling, head_tiles, q_BHC)))](
         q_BHC,
         pages,
         rows.table_BW,
@@ -103,9 +110,10 @@ def decode_absorbed(q_BHC: Tensor, pages: Tensor, rows: AbsorbedRows, scale: flo
         num_stages=tiling.num_stages,
         **pdl_launch(q_BHC),
     )
-    dims = min(latent_dim, _FEW_ROWS_DIMS) if num_rows <= _FEW_ROWS else latent_dim
-    programs_of_row = min(num_heads, max(_COMBINING_PROGRAMS // num_rows, 1))
-    _combine_kernel[(num_rows, programs_of_row, latent_dim // dims)](
+    dims = min(latent_dim, _NARROW_DIMS) if num_rows <= _NARROW_ROWS else latent_dim
+    parts = latent_dim // dims
+    programs_of_row = min(num_heads, max(_COMBINING_PROGRAMS // (num_rows * parts), 1))
+    _combine_kernel[(num_rows, programs_of_row, parts)](
         schedule.splits_J4,
         schedule.partial_JHD,
         schedule.lse_JH,
@@ -121,11 +129,19 @@ def decode_absorbed(q_BHC: Tensor, pages: Tensor, rows: AbsorbedRows, scale: flo
     )
 
 
-def _tiling(num_heads: int, page_size: int) -> tuple[int, Tiling]:
-    """Heads of a program, and its tiling: a tile of tokens is in one page."""
+def _tiling(num_heads: int, page_size: int, rows: Tensor) -> tuple[int, Tiling]:
+    """Heads of a program, and its tiling for so many rows: a tile of tokens is in one page."""
     heads = min(max(triton.next_power_of_2(num_heads), min(TILINGS)), max(TILINGS))
     tiling = TILINGS[heads]
-    return heads, tiling._replace(tokens=min(tiling.tokens, page_size))
+    if len(rows) > num_sms(rows.device):
+        tiling = MANY_ROWS_TILINGS.get(heads, tiling)
+    least_tokens = tiling.least_tokens // 3 if len(rows) <= _FEW_ROWS else tiling.least_tokens
+    return heads, tiling._replace(tokens=min(tiling.tokens, page_size), least_tokens=least_tokens)
+
+
+def _num_programs(tiling: Tiling, head_tiles: int, rows: Tensor) -> int:
+    """That take slots, for each tile of heads."""
+    return max(tiling.programs_per_sm * num_sms(rows.device) // head_tiles, 1)
 
 
 @triton.jit(do_not_specialize=["num_slots", "table_stride"])

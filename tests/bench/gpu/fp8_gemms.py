@@ -82,7 +82,7 @@ TMA_TILES = {
     256: ((1, 5), (2, 4)),
 }
 """Warpgroups and stages, by a tile's rows."""
-MOST_ROWS_OF_BLOCKS = 128
+MOST_ROWS_OF_BLOCKS, MOST_SHARED_BYTES = 128, 227 << 10
 LEAST_BLOCKS, MOST_BLOCKS = 60, 211
 """Of a grid, the most for each block that fits a multiprocessor."""
 OWN = ("own", "CUDA", "TMA")
@@ -138,7 +138,7 @@ def tma_tiles(form: Form, shape: tuple[int, int], num_rows: int) -> Iterator[Fp8
                     launch = tma_launch(num_rows, shape, form, tile)
                 except ValueError:
                     continue
-                if LEAST_BLOCKS <= launch.blocks <= MOST_BLOCKS:
+                if LEAST_BLOCKS <= launch.blocks <= MOST_BLOCKS and launch.shared_bytes <= MOST_SHARED_BYTES:
                     yield tile
 
 
