@@ -226,22 +226,3 @@ def test_what_our_latent_kernel_does_not_take_is_refused_with_its_rule(
     requirements = dataclasses.replace(MLA_NEED, spec=shape, page_size=page_size)
     with pytest.raises(WorkerError, match="--attention-backend triton_mla: " + re.escape(rule)):
         choose_backend("triton_mla", requirements)
-
-
-class Planned(TritonMha):
-    is_capturable = False
-
-
-def test_a_backend_that_is_not_automatic_is_tried_by_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def try_backend(name: str, _requirements: BackendRequirements[Any], *, may_compile: bool = False) -> TritonMha:
-        asked.append(name)
-        return made(Planned)
-
-    monkeypatch.setattr(selection, "try_backend", try_backend)
-    monkeypatch.setattr(selection, "_time", lambda backend, _requirements: selection.Timing(backend, 1, 1, 1))
-    choose_backend("auto", dataclasses.replace(MLA_NEED, device=torch.device("cuda", 0)))
-    assert asked == ["flashmla", "flashinfer_mla"]
-    choose_backend("triton_mla", MLA_NEED)
-    assert asked[-1] == "triton_mla"

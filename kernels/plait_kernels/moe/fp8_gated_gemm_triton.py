@@ -20,7 +20,7 @@ from plait_kernels.linear.fp8_quantise_triton import empty_rows
 from plait_kernels.moe.grouped_gemm_triton import Tile, launch_options, own_pairs
 from plait_kernels.pdl import pdl_wait
 
-GATE_UP, DOWN = Tile(16, GROUP, 128, 4, 3), Tile(16, 128, 128, 4, 3)
+GATE_UP, DOWN = Tile(16, GROUP, 128, 4, 3), Tile(16, 128, 128, 4, 4)
 """The first one's outputs are a group."""
 Lists = tuple[Tensor, Tensor, int]
 """See ``list_pairs``; and the number of tokens."""

@@ -46,8 +46,6 @@ class BackendSpec:
     """Of the flashinfer modules that it loads."""
     needs_modules: bool = True
     """Whether it does not start without these modules; else kernels of ours take their place."""
-    is_automatic: bool = True
-    """Whether ``auto`` tries it; else it is taken by name only: it was not measured in a server yet."""
 
     def load(self) -> Any:
         """The backend's class; raises ``ImportError``."""
@@ -121,9 +119,7 @@ KINDS = {
                 *("flashinfer_mla", "mla.flashinfer_mla", "FlashinferMla", HOPPER),
                 (modules.ragged_fa3, modules.mla_fa3),
             ),
-            BackendSpec(
-                *("triton_mla", "mla.triton_mla", "TritonMla", HOPPER), (modules.ragged_fa3,), is_automatic=False
-            ),
+            BackendSpec("triton_mla", "mla.triton_mla", "TritonMla", HOPPER, (modules.ragged_fa3,)),
             BackendSpec("trtllm_mla", "mla.trtllm_mla", "TrtllmMla", BLACKWELL),
             BackendSpec("cutlass_mla", "mla.cutlass_mla", "CutlassMla", BLACKWELL),
         ),
@@ -146,12 +142,6 @@ def all_names() -> list[str]:
 def names(kind: str, capability: Capability) -> list[str]:
     """The backends of this kind of attention on such a GPU."""
     return [backend.name for backend in KINDS[kind].gpu if capability in backend.capabilities]
-
-
-def automatic_names(kind: str, capability: Capability) -> list[str]:
-    """Those that ``auto`` tries."""
-    chosen = {backend.name for backend in KINDS[kind].gpu if backend.is_automatic}
-    return [name for name in names(kind, capability) if name in chosen]
 
 
 def find(name: str, spec: AttentionSpec, capability: Capability | None) -> BackendSpec | str:

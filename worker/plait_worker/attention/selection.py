@@ -15,7 +15,7 @@ from plait_proto import ExitCode
 from plait_worker.attention.backend import AttentionBackend, BackendRequirements
 from plait_worker.attention.jit.compilers import find_nvcc
 from plait_worker.attention.model_attention import ModelAttention
-from plait_worker.attention.registry import KINDS, BackendSpec, automatic_names, find
+from plait_worker.attention.registry import KINDS, BackendSpec, find, names
 from plait_worker.attention.self_check import SelfCheck
 from plait_worker.attention.spec import AttentionSpec
 from plait_worker.device import compute_capability
@@ -107,7 +107,7 @@ def _fastest_of_first_rank(requirements: Requirements, parallel: Parallel) -> At
     if parallel.world == 1:
         return _fastest(requirements, logging.INFO)
     capability = compute_capability(requirements.device)
-    known = [*(automatic_names(requirements.spec.kind, capability) if capability else []), "torch"]
+    known = [*(names(requirements.spec.kind, capability) if capability else []), "torch"]
     fastest = _fastest(requirements, logging.INFO if parallel.rank == 0 else logging.DEBUG)
     index = parallel.broadcast(torch.tensor(known.index(fastest.name)))
     chosen = known[int(index)]
@@ -118,7 +118,7 @@ def _fastest(requirements: Requirements, level: int) -> AttentionBackend[Any]:
     """The fastest that can be captured, else the fastest, else torch; the log shows the times, at this level."""
     timings: list[Timing] = []
     capability = compute_capability(requirements.device)
-    for name in automatic_names(requirements.spec.kind, capability) if capability else []:
+    for name in names(requirements.spec.kind, capability) if capability else []:
         if any(timing.backend.is_capturable for timing in timings) and _plans(name, requirements):
             skipped = "attention backend %s is skipped: it plans each step on the host and cannot use CUDA graphs"
             _log.log(level, skipped, name)
