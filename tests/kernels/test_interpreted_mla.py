@@ -102,6 +102,7 @@ def test_one_long_row_has_a_split_for_each_processor_and_a_short_one_has_one() -
 def test_no_program_takes_a_second_split_while_rows_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(decode_triton.TILINGS, 16, Tiling(64, 4, 3, 4, 192, 8))
     assert assert_rows_are_right([6400, 1, 1, 1], 16) == [4, 1, 1, 1], "of 8 programs; there is room for 14 splits"
+    assert assert_rows_are_right([3200, 3200, 448, 1], 16) == [2, 2, 1, 1], "the short ones have no share in theirs"
     assert assert_rows_are_right([6400, *[1] * 7], 16) == [15, *[1] * 7], "each program has a row already"
 
 
@@ -124,7 +125,7 @@ def test_partial_results_are_combined_a_few_at_a_time(
     num_rows: int, num_programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode_triton, "_COMBINING_PROGRAMS", num_programs)
-    monkeypatch.setattr(decode_triton, "_NARROW_DIMS", 16)
+    monkeypatch.setattr(decode_triton, "_FEW_ROWS_DIMS", 16)
     monkeypatch.setattr(decode_triton, "_COMBINED", 64)
     monkeypatch.setitem(decode_triton.TILINGS, 16, NARROW)
     assert max(assert_rows_are_right([*[1] * (num_rows - 1), 900], 5)) > 4

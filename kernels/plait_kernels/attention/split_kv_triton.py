@@ -154,7 +154,8 @@ def _schedule_kernel(  # type: ignore[no-untyped-def]
     num_splits = tl.where(row < num_rows, _num_splits(num_pages, pages_per_split), 0)
     free = num_programs - num_rows
     if (free > 0) & (tl.sum(num_splits, axis=0) > num_programs):
-        pages_per_split = tl.maximum((total + free - 1) // free, pages_per_split)
+        long = tl.sum(tl.where(num_pages > pages_per_split, num_pages, 0), axis=0)
+        pages_per_split = tl.maximum((long + free - 1) // free, pages_per_split)
         num_splits = tl.where(row < num_rows, _num_splits(num_pages, pages_per_split), 0)
     ends = tl.cumsum(num_splits, axis=0)
     is_before = ends[None, :] <= slot[:, None]

@@ -58,9 +58,9 @@ _FEW_ROWS = 8
 """So few leave multiprocessors idle: a split may be of a third of the tokens."""
 _COMBINED = 8192
 """Elements of partial results that a program combines at once: 64 registers a thread."""
-_COMBINING_PROGRAMS = 2048
+_COMBINING_PROGRAMS = 1024
 """Above so many, a program takes several heads: most have nothing to do where rows are many."""
-_NARROW_ROWS, _NARROW_DIMS = 64, 128
+_FEW_ROWS_DIMS = 128
 """So few rows may have a hundred splits each: more programs combine fewer dims each."""
 
 
@@ -110,10 +110,9 @@ def decode_absorbed(q_BHC: Tensor, pages: Tensor, rows: AbsorbedRows, scale: flo
         num_stages=tiling.num_stages,
         **pdl_launch(q_BHC),
     )
-    dims = min(latent_dim, _NARROW_DIMS) if num_rows <= _NARROW_ROWS else latent_dim
-    parts = latent_dim // dims
-    programs_of_row = min(num_heads, max(_COMBINING_PROGRAMS // (num_rows * parts), 1))
-    _combine_kernel[(num_rows, programs_of_row, parts)](
+    dims = min(latent_dim, _FEW_ROWS_DIMS) if num_rows <= _FEW_ROWS else latent_dim
+    programs_of_row = min(num_heads, max(_COMBINING_PROGRAMS // num_rows, 1))
+    _combine_kernel[(num_rows, programs_of_row, latent_dim // dims)](
         schedule.splits_J4,
         schedule.partial_JHD,
         schedule.lse_JH,

@@ -1,7 +1,8 @@
 """FP8 matmuls as they are defined, by torch alone: what the server computes that scores a run's streams again.
 
 Weights are the engine's e4m3 numbers and scales. A row is rounded to e4m3 with a scale of its own, or one for each 128
-elements where weights have blocks; a row that the engine computed by itself is not rounded. e4m3 numbers
+elements where weights have blocks; a row that the engine computed by itself is not rounded, and with few rows an expert
+those between its two GEMMs have a scale for each 128 elements, of sums that were not rounded before. e4m3 numbers
 are multiplied as bfloat16 or float32, which hold them exactly, summed in float32, scaled, and rounded to bfloat16 once.
 No FP8 GEMM, GEMV or quantising kernel of ours or of cuBLASLt takes part, so that a fault of one shows.
 
@@ -26,8 +27,8 @@ from typing import Any
 import torch
 from plait_kernels.activation import reference as activation
 from plait_kernels.linear import Fp8Matrix, Fp8Weight, RowNorm
-from plait_kernels.linear.fp8 import quantise_rows
-from plait_kernels.moe.fp8_experts import Fp8Experts
+from plait_kernels.linear.fp8 import Fp8Rows, quantise_rows
+from plait_kernels.moe.fp8_experts import Fp8Experts, has_few_rows
 from plait_kernels.norm import reference as norms
 from torch import Tensor
 
@@ -45,8 +46,14 @@ class Rules:
     """How the steps of a pass are computed."""
 
     rounding: Rounding = Rounding.NEAREST
-    alone_from: int | None = None
-    """The position from which the engine computed each row by itself, and so did not round it; None for none."""
+    decode_from: int | None = None
+    """The position from which the engine had one row of each stream in a step; None for prompts to the end."""
+    streams: int = 0
+    """In such a step: one row alone is not rounded."""
+
+    def has_few_rows(self, num_experts: int, top_k: int) -> bool:
+        """Whether the engine went the way of few rows an expert in such a step."""
+        return self.streams > 1 and has_few_rows(self.streams * top_k / num_experts)
 
     def write(self, file: Path) -> None:
         """For servers that were started with this file."""
@@ -58,7 +65,7 @@ class Rules:
 def read_rules(file: Path) -> Rules:
     """Those that were written last."""
     stated = json.loads(file.read_text())
-    return Rules(Rounding(stated["rounding"]), stated["alone_from"])
+    return Rules(Rounding(stated["rounding"]), stated["decode_from"], stated["streams"])
 
 
 class PlainFp8:
@@ -67,22 +74,21 @@ class PlainFp8:
     def __init__(self, rules: Rules | None = None) -> None:
         """Rows are rounded until a step begins."""
         self.rules = rules or Rules()
-        self.alone_N: Tensor | None = None
+        self.decode_N: Tensor | None = None
 
     def begin(self, positions_N: Tensor, rules: Rules) -> None:
         """A step with rows at these positions."""
         self.rules = rules
-        self.alone_N = None if rules.alone_from is None else positions_N >= rules.alone_from
+        self.decode_N = None if rules.decode_from is None else positions_N >= rules.decode_from
+
+    @property
+    def alone_N(self) -> Tensor | None:
+        """The rows that were alone in their steps."""
+        return self.decode_N if self.rules.streams == 1 else None
 
     def matmul(self, x_NI: Tensor, weight: Fp8Weight, *, is_grouped: bool, alone_N: Tensor | None) -> Tensor:
         """bfloat16 ``[N, O]``."""
-        rows = quantise_rows(x_NI, is_grouped=is_grouped)
-        if is_grouped:
-            given_NI = _where(alone_N, x_NI.float(), rows.dequantised())
-            return self.rounded(given_NI @ weight.dequantised().T)
-        given_NI = _where(alone_N, x_NI.float(), rows.stored_NI.float())
-        scale_N1 = _where(alone_N, torch.ones_like(rows.scale), rows.scale)
-        return self.rounded(_exact_matmul(given_NI, weight.stored_OI) * scale_N1 * weight.scale)
+        return self.rounded(_products(x_NI, weight, is_grouped=is_grouped, alone_N=alone_N))
 
     def rounded(self, out: Tensor) -> Tensor:
         """float32 to bfloat16."""
@@ -99,18 +105,28 @@ class PlainFp8:
         out_NO = self.matmul(x_NI, matrix.weight_OI, is_grouped=matrix.is_grouped, alone_N=alone_N)
         return out_NO if matrix.bias_O is None else out_NO + matrix.bias_O
 
-    def of_experts(self, experts: Fp8Experts, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
-        """See ``plait_kernels.moe.expert_mlps``."""
-        num_tokens, top_k = experts_TK.shape
-        is_grouped = experts.gate_up_EJH.block_rows > 0
+    def of_experts(
+        self,
+        experts: Fp8Experts,
+        x_TH: Tensor,
+        weights_TK: Tensor,
+        experts_TK: Tensor,
+        rows: Fp8Rows | None = None,
+    ) -> Tensor:
+        """See ``Fp8Experts``; ``rows`` are not taken, since a kernel of the engine's made them."""
+        (num_tokens, top_k), num_experts = experts_TK.shape, len(experts.down_EHI.stored_OI)
+        few_N = self.decode_N if self.rules.has_few_rows(num_experts, top_k) else None
         parts = x_TH.new_zeros(num_tokens * top_k, x_TH.shape[1], dtype=torch.float32)
         for expert in experts_TK.unique().tolist():
             pairs = (experts_TK.flatten() == expert).nonzero()[:, 0]
-            alone = None if self.alone_N is None else self.alone_N[pairs // top_k]
+            alone, few = (None if each is None else each[pairs // top_k] for each in (self.alone_N, few_N))
             gate_up, down = experts.gate_up_EJH.one(expert), experts.down_EHI.one(expert)
-            both = self.matmul(x_TH[pairs // top_k], gate_up, is_grouped=is_grouped, alone_N=alone)
-            gated = activation.silu_mul(both.float())
-            parts[pairs] = self.matmul(gated, down, is_grouped=is_grouped, alone_N=alone).float()
+            both = _products(x_TH[pairs // top_k], gate_up, is_grouped=experts.is_grouped, alone_N=alone)
+            gated = activation.silu_mul(self.rounded(both).float())
+            parts[pairs] = self.matmul(gated, down, is_grouped=experts.is_grouped, alone_N=alone).float()
+            if few is not None:
+                of_few = self.matmul(activation.silu_mul(both), down, is_grouped=True, alone_N=None)
+                parts[pairs] = torch.where(few[:, None], of_few.float(), parts[pairs])
         return torch.einsum("tkh,tk->th", parts.unflatten(0, experts_TK.shape), weights_TK.float()).to(x_TH.dtype)
 
 
@@ -148,6 +164,16 @@ def methods(plain: PlainFp8) -> dict[str, Callable[..., Any]]:
         "gates": lambda _matrix, _num_rows: False,
         "silu_mul_matmul": lambda matrix, given: plain.of_matrix(matrix, activation.silu_mul(given.float())),
     }
+
+
+def _products(x_NI: Tensor, weight: Fp8Weight, *, is_grouped: bool, alone_N: Tensor | None) -> Tensor:
+    """float32 ``[N, O]``."""
+    rows = quantise_rows(x_NI, is_grouped=is_grouped)
+    if is_grouped:
+        return _where(alone_N, x_NI.float(), rows.dequantised()) @ weight.dequantised().T
+    given_NI = _where(alone_N, x_NI.float(), rows.stored_NI.float())
+    scale_N1 = _where(alone_N, torch.ones_like(rows.scale), rows.scale)
+    return _exact_matmul(given_NI, weight.stored_OI) * scale_N1 * weight.scale
 
 
 def _where(alone_N: Tensor | None, alone: Tensor, other: Tensor) -> Tensor:

@@ -94,12 +94,12 @@ def rescore(url: str, model: str, streams: Sequence[Stream]) -> Gaps:
     return Gaps(len(found), [gap for gaps in found for gap in gaps])
 
 
-def rescore_fp8(url: str, model: str, streams: Sequence[Stream], rules_file: Path, *, is_alone: bool) -> Gaps:
-    """Ask a server that computes FP8 by the rules of a file; ``is_alone`` if the engine had one stream at a time."""
+def rescore_fp8(url: str, model: str, streams: Sequence[Stream], rules_file: Path, at_a_time: int | None) -> Gaps:
+    """Ask a server that computes FP8 by the rules of a file; the engine had so many streams at a time, None if any."""
     passes = []
     for rounding in Rounding:
-        alone_from = len(streams[0]["prompt"]) if is_alone else None
-        Rules(rounding, alone_from).write(rules_file)
+        decode_from = len(streams[0]["prompt"]) if at_a_time else None
+        Rules(rounding, decode_from, at_a_time or 0).write(rules_file)
         passes.append(_score_all(url, model, streams, NUM_BEST))
     defined, otherwise = passes
     answers = [stream["answer"] for stream in streams]

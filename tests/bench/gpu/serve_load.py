@@ -129,7 +129,7 @@ class Bench:
     def _rescore(self, url: str, ran: Ran, rules: Path) -> Gaps:
         if not self.is_fp8:
             return rescore(url, self.model.name, ran.streams)
-        return rescore_fp8(url, self.model.name, ran.streams, rules, is_alone=ran.case.streams == 1)
+        return rescore_fp8(url, self.model.name, ran.streams, rules, ran.case.streams)
 
     @contextmanager
     def serving(self, name: str, *flags: str) -> Iterator[Server]:
