@@ -117,7 +117,7 @@ def test_what_plans_on_the_host_is_tried_only_where_nothing_can_be_captured(
         return made(TritonMha) if name in right else "it does not run"
 
     monkeypatch.setattr(selection, "try_backend", try_backend)
-    monkeypatch.setattr(selection, "_time", lambda backend, _requirements: selection.Timing(backend, 1, 1, 1))
+    monkeypatch.setattr(selection, "_time", lambda backend, _requirements: selection.Timing(backend, 1, 1, 1, 1))
     chosen = choose_backend("auto", dataclasses.replace(NEED, device=torch.device("cuda", 0)))
     assert asked == tried
     assert chosen.name == (right or ["torch"])[0]

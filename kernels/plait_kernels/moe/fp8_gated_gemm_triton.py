@@ -20,13 +20,17 @@ from plait_kernels.linear.fp8_quantise_triton import empty_rows
 from plait_kernels.moe.grouped_gemm_triton import Tile, launch_options, own_pairs
 from plait_kernels.pdl import pdl_wait
 
-GATE_UP = Tile(16, GROUP, 128, 4, 3)
-"""Its outputs are a group."""
-DOWN, DOWN_OF_MORE = Tile(16, 128, 128, 4, 3), Tile(16, 128, 128, 4, 4)
-"""For lists of up to 4 pairs on the average, and longer ones; each 2% faster than the other."""
-_MORE = 4
+GATE_UP, DOWN = Tile(16, GROUP, 128, 4, 3), Tile(16, 128, 128, 4, 3)
+"""The first one's outputs are a group."""
+GATE_UP_OF_MORE, DOWN_OF_MORE, _MORE = Tile(16, GROUP, 128, 4, 3), Tile(16, 128, 128, 4, 4), 4
+"""For lists of more pairs on the average, on an H200 for DeepSeek-V2-Lite's shapes."""
 Lists = tuple[Tensor, Tensor, int]
 """See ``list_pairs``; and the number of tokens."""
+
+
+def few_rows_tiles(num_pairs_per_expert: float) -> tuple[Tile, Tile]:
+    """Of ``gated_rows`` and ``down_parts``, by the mean length of an expert's list."""
+    return (GATE_UP, DOWN) if num_pairs_per_expert <= _MORE else (GATE_UP_OF_MORE, DOWN_OF_MORE)
 
 
 def gated_rows(rows: Fp8Rows, gate_up_EJH: Fp8Weight, lists: Lists, top_k: int, tile: Tile = GATE_UP) -> Fp8Rows:
@@ -57,11 +61,6 @@ def gated_rows(rows: Fp8Rows, gate_up_EJH: Fp8Weight, lists: Lists, top_k: int, 
         **launch_options(tile, gated.stored_NI),
     )
     return gated
-
-
-def down_tile(num_pairs_per_expert: float) -> Tile:
-    """Of ``down_parts``, by the mean length of an expert's list."""
-    return DOWN if num_pairs_per_expert <= _MORE else DOWN_OF_MORE
 
 
 def down_parts(gated: Fp8Rows, down_EHI: Fp8Weight, lists: Lists, parts_NH: Tensor, tile: Tile = DOWN) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from plait_kernels.linear.fp8 import GROUP, MAX_FAST_INPUTS, Fp8Rows, Fp8Weight
 from plait_kernels.linear.fp8_quantise_triton import quantise_rows, silu_mul_quantise
 from plait_kernels.moe.fp8_experts import has_few_rows
-from plait_kernels.moe.fp8_gated_gemm_triton import down_parts, down_tile, gated_rows
+from plait_kernels.moe.fp8_gated_gemm_triton import down_parts, few_rows_tiles, gated_rows
 from plait_kernels.moe.grouped_gemm_triton import Tile, grouped_grid, launch_options, list_pairs, own_pairs, own_tile
 from plait_kernels.pdl import pdl_wait
 
@@ -53,8 +53,8 @@ def expert_parts(
     rows = quantise_rows(x_TH, is_grouped=is_grouped) if rows is None else rows
     parts_NH = x_TH.new_empty(num_tokens * top_k, hidden_size)
     if has_few_rows(num_pairs_per_expert):
-        gated = gated_rows(rows, gate_up_EJH, lists, top_k)
-        down_parts(gated, down_EHI, lists, parts_NH, down_tile(num_pairs_per_expert))
+        tiles = few_rows_tiles(num_pairs_per_expert)
+        down_parts(gated_rows(rows, gate_up_EJH, lists, top_k, tiles[0]), down_EHI, lists, parts_NH, tiles[1])
         return parts_NH
     tile = tile_for(num_pairs_per_expert, is_grouped=is_grouped)
     gate_up_NJ = x_TH.new_empty(num_tokens * top_k, gate_up_EJH.stored_OI.shape[1])

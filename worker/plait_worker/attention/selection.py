@@ -46,17 +46,20 @@ def _kernel_error_types() -> tuple[type[Exception], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A backend that passed the self-check, and the time of one layer, for three steps."""
+    """A backend that passed the self-check, and the time of one layer, for four steps."""
 
     backend: AttentionBackend[Any]
     decode_us: float
     short_decode_us: float
     """Of rows with short contexts."""
+    lone_decode_us: float
+    """Of one row: what one user waits for."""
     prefill_us: float
 
     def rank(self) -> tuple[bool, float]:
         """The smallest is best. A backend without CUDA graphs comes last, since its kernels wait for the host."""
-        return not self.backend.is_capturable, self.decode_us + self.short_decode_us + self.prefill_us
+        times = self.decode_us, self.short_decode_us, self.lone_decode_us, self.prefill_us
+        return not self.backend.is_capturable, sum(times)
 
 
 def choose_attention(
@@ -130,10 +133,11 @@ def _fastest(requirements: Requirements, level: int) -> AttentionBackend[Any]:
         timings.append(_time(outcome, requirements))
         _log.log(
             level,
-            "attention backend %s: decode %.0f us, with short contexts %.0f us, prefill %.0f us",
+            "attention backend %s: decode %.0f us, with short contexts %.0f us, of one row %.0f us, prefill %.0f us",
             name,
             timings[-1].decode_us,
             timings[-1].short_decode_us,
+            timings[-1].lone_decode_us,
             timings[-1].prefill_us,
         )
     if timings:
@@ -232,5 +236,5 @@ def _first_line(failure: Exception) -> str:
 @torch.inference_mode()
 def _time(backend: AttentionBackend[Any], requirements: Requirements) -> Timing:
     problem = _self_check(requirements)
-    steps = (problem.decode, problem.short_decode, problem.prefill)
+    steps = (problem.decode, problem.short_decode, problem.lone_decode, problem.prefill)
     return Timing(backend, *(problem.time_us(backend, rows) for rows in steps))

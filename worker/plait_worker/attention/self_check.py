@@ -34,6 +34,7 @@ class SelfCheck(ABC):
         self.short_decode = self._rows(
             0, [short - 1 - row % requirements.page_size for row in range(_DECODE_ROWS)], [1] * _DECODE_ROWS
         )
+        self.lone_decode = self._rows(0, [context - 1], [1])
         self.prefill = self._rows(4, [0, context // 2, 7, 0], [context, context // 2, context // 4, 1])
         # Short extends, which MLA absorbs; shorter if the pages are small.
         half, rest = context // 2, context - context // 4
