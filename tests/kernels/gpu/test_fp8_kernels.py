@@ -251,10 +251,11 @@ def test_every_cuda_tile_of_the_tuning_table_is_right(key: str) -> None:
 @pytest.mark.parametrize("key", [key for key in TUNED if key.startswith("tma fp8")])
 def test_every_tile_copied_by_tma_is_right_for_the_rows_it_serves(key: str) -> None:
     num_outputs, num_inputs = map(int, key.rpartition(" ")[2].split("x"))
-    weight, tiles = quantise_outputs(normal(num_outputs, num_inputs)), tma_tiles_in(TUNED[key])
+    quantise = quantise_blocks if "blocks" in key else quantise_outputs
+    weight, tiles = quantise(normal(num_outputs, num_inputs)), tma_tiles_in(TUNED[key])
     compile_for(weight, tiles.values())
     for num_rows in sorted({min(tiles), *(rows for rows in tiles if rows % 64 in (0, 1)), 100, 203} & tiles.keys()):
-        rows = quantise_rows(normal(num_rows, num_inputs), is_grouped=False)
+        rows = quantise_rows(normal(num_rows, num_inputs), is_grouped=is_grouped(weight))
         wide_NO = torch.full((num_rows, num_outputs + 8), 7.0, dtype=torch.bfloat16, device="cuda")
         out_NO = wide_NO[:, :num_outputs]
         first_NO = fp8_gemm(rows, weight, tiles[num_rows], out_NO).clone()
