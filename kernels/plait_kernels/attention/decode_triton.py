@@ -139,7 +139,7 @@ def attend_pages(  # type: ignore[no-untyped-def]
     return best, total, out
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["table_ptr", "lengths_ptr"])
 def _decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     pages_ptr,

@@ -27,8 +27,10 @@ _MIN_PAGES = 4
 """Least pages of a split: combining one costs as much as reading two."""
 _MAX_FIXED_SPLITS = 4
 """Above so many splits for every row alike, rows are so few that no schedule is needed."""
-_PAIRS, _MAX_SLOTS = 8192, 512
-"""Pairs of slot and row that a program of ``_schedule_kernel`` compares, and its most slots."""
+_PAIRS = 8192
+"""Pairs of slot and row that a program of ``_schedule_kernel`` compares."""
+_LEAST_BLOCK = 128
+"""Fewer rows are no other kernel, which would be compiled in the middle of serving."""
 _PARTIALS = 16
 """Partial results that are combined at once."""
 
@@ -74,8 +76,8 @@ def make_schedule(
     num_done_JG = torch.empty(num_slots, num_kv_heads, dtype=torch.int32, device=device)
     partial_JHD = torch.empty(num_partials, num_heads, head_dim, dtype=torch.float32, device=device)
     lse_JH = torch.empty(num_partials, num_heads, dtype=torch.float32, device=device)
-    block = triton.next_power_of_2(num_rows)
-    slots = min(max(_PAIRS // block, 1), _MAX_SLOTS)
+    block = max(triton.next_power_of_2(num_rows), _LEAST_BLOCK)
+    slots = max(_PAIRS // block, 1)
     _schedule_kernel[(triton.cdiv(num_slots, slots),)](
         lengths_B,
         splits_J4,
@@ -126,7 +128,10 @@ def _num_splits(num_pages, pages_per_split):  # type: ignore[no-untyped-def]
     return tl.maximum((num_pages + pages_per_split - 1 - pages_per_split // 4) // pages_per_split, 1)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_slots", "spare", "num_programs"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_slots", "spare", "num_programs"],
+    do_not_specialize_on_alignment=["lengths_ptr"],
+)
 def _schedule_kernel(  # type: ignore[no-untyped-def]
     lengths_ptr,
     splits_ptr,
@@ -173,7 +178,7 @@ def _schedule_kernel(  # type: ignore[no-untyped-def]
     tl.store(num_done_ptr + at, tl.zeros_like(at), mask=is_slot[:, None] & (head < NUM_KV_HEADS)[None, :])
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["table_ptr"])
 def _decode_split_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     pages_ptr,

@@ -143,7 +143,7 @@ def _num_programs(tiling: Tiling, head_tiles: int, rows: Tensor) -> int:
     return max(tiling.programs_per_sm * num_sms(rows.device) // head_tiles, 1)
 
 
-@triton.jit(do_not_specialize=["num_slots", "table_stride"])
+@triton.jit(do_not_specialize=["num_slots", "table_stride"], do_not_specialize_on_alignment=["table_ptr"])
 def _decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     pages_ptr,

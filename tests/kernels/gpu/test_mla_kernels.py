@@ -6,7 +6,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="no Triton; pip install triton")
 
-from plait_kernels.attention import merge, merge_into, merge_triton
+from plait_kernels.attention import merge, merge_into, merge_triton, split_kv_triton
 from plait_kernels.kv_cache import FP8
 from plait_kernels.mla import (
     AbsorbedQueries,
@@ -250,3 +250,21 @@ def right_rows(q: Tensor, pages: Tensor, table: Tensor, lengths: Tensor) -> Tens
     right = torch.empty(*q.shape[:2], 512, dtype=torch.float32, device="cuda")
     mla_reference.decode_absorbed(q.float(), pages, AbsorbedRows(table, lengths, None), 0.1, right)
     return right
+
+
+def test_steps_of_other_sizes_compile_no_kernel_that_captured_ones_have_not() -> None:
+    kernels = split_kv_triton._schedule_kernel, decode_triton._decode_kernel, decode_triton._combine_kernel
+    table = torch.zeros(400, 5, dtype=torch.int32, device="cuda")
+    pages, lengths = normal(1, 64, 576), torch.full((400,), 300, dtype=torch.int32, device="cuda")
+
+    def num_compiled(first: int, last: int) -> list[int]:
+        q, out = normal(last - first, 16, 576), normal(last - first, 16, 512)
+        schedule = schedule_absorbed(lengths[first:last], q.dtype, 64, 16, 512)
+        decode_absorbed(q, pages, AbsorbedRows(table[first:last], lengths[first:last], schedule), 0.1, out)
+        return [len(kernel.device_caches[torch.cuda.current_device()][0]) for kernel in kernels]
+
+    for num_rows in (1, 64, 256):
+        captured = num_compiled(0, num_rows)
+    assert min(captured) > 0
+    for first, last in ((29, 32), (1, 8), (3, 100), (7, 130), (5, 200)):
+        assert num_compiled(first, last) == captured, f"{last - first} rows from row {first}"
