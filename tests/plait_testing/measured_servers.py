@@ -58,8 +58,8 @@ def measured_rates() -> list[tuple[str, Layout, PlanLoadSettings, float]]:
         "gpu-v2-lite-tp2": ("v2-lite", 2),
         "gpu-replicas": ("qwen3-8b", 1),
         "gpu-qwen3-8b-fp8": ("qwen3-8b-fp8", 1),
-        "gpu-v2-lite-fp8-unscored": ("v2-lite-fp8", 1),
-        "gpu-qwen3-8b-awq-unscored": ("qwen3-8b-awq", 1),
+        "gpu-v2-lite-fp8": ("v2-lite-fp8", 1),
+        "gpu-qwen3-8b-awq": ("qwen3-8b-awq", 1),
     }
     found = []
     for file, (model, tp) in files.items():

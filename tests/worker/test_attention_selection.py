@@ -123,6 +123,32 @@ def test_what_plans_on_the_host_is_tried_only_where_nothing_can_be_captured(
     assert chosen.name == (right or ["torch"])[0]
 
 
+class Planned(TritonMha):
+    is_capturable = False
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind", "chosen"),
+    [
+        (109, 100, TritonMha, "triton"),
+        (111, 100, TritonMha, "trtllm_mha"),
+        (100, 90, TritonMha, "trtllm_mha"),
+        (100, 200, TritonMha, "triton"),
+        (100, 100, Planned, "trtllm_mha"),
+    ],
+)
+def test_auto_takes_the_first_of_those_that_are_about_as_fast(
+    first: float, second: float, kind: type[TritonMha], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds: dict[str, type[TritonMha]] = {"triton": kind, "trtllm_mha": Slower}
+    times = {"triton": first, "trtllm_mha": second}
+    monkeypatch.setattr(
+        selection, "try_backend", lambda name, _: made(kinds[name]) if name in kinds else "it is another"
+    )
+    monkeypatch.setattr(selection, "_time", lambda backend, _: selection.Timing(backend, 0, 0, 0, times[backend.name]))
+    assert choose_backend("auto", dataclasses.replace(NEED, device=torch.device("cuda", 0))).name == chosen
+
+
 def test_all_ranks_take_the_backend_that_the_first_one_measured_as_fastest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

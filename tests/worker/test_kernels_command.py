@@ -114,7 +114,7 @@ def test_each_backend_names_the_modules_that_it_loads() -> None:
     ]
     of_mla = {module.name: module.backends for module in modules_for([MLA], 64, CAPABILITY)}
     assert [(told(name), backends) for name, backends in of_mla.items()] == [
-        ("head_dim_qk_192_head_dim_vo_128 sm90", ("flashmla", "flashinfer_mla", "triton_mla")),
+        ("head_dim_qk_192_head_dim_vo_128 sm90", ("triton_mla", "flashmla", "flashinfer_mla")),
         ("head_dim_ckv_512_head_dim_kpe_64 sm90", ("flashinfer_mla",)),
     ]
     assert modules_for([MLA], 64, (10, 0)) == []

@@ -117,7 +117,7 @@ __device__ void ask(const Rows& rows, const Matrix& matrix, const Place& place, 
     }
 }
 
-// sums += a stage's products, or begins them, later.
+// sums += a stage's weights times its rows, or begins with that, later.
 __device__ void begin_to_multiply(float (&sums)[ROWS / 2], const Ring& ring, bool is_more) {
     const unsigned own = threadIdx.x / 128 * (64 * CHUNK);
     begin_wgmma();

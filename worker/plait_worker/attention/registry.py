@@ -91,7 +91,7 @@ class AttentionKind:
     self_check: Callable[[BackendRequirements[Any]], SelfCheck] | None
     """None without GPU backends."""
     gpu: tuple[BackendSpec, ...]
-    """Several may share a name: one for each generation of GPUs."""
+    """Several may share a name: one for each generation of GPUs. Of those that are as fast alone the first is taken: its steps were faster."""
 
 
 KINDS = {
@@ -114,12 +114,12 @@ KINDS = {
         cpu=CpuMla,
         self_check=MlaSelfCheck,
         gpu=(
+            BackendSpec("triton_mla", "mla.triton_mla", "TritonMla", HOPPER, (modules.ragged_fa3,)),
             BackendSpec("flashmla", "mla.flashmla", "FlashMla", HOPPER, (modules.ragged_fa3,)),
             BackendSpec(
                 *("flashinfer_mla", "mla.flashinfer_mla", "FlashinferMla", HOPPER),
                 (modules.ragged_fa3, modules.mla_fa3),
             ),
-            BackendSpec("triton_mla", "mla.triton_mla", "TritonMla", HOPPER, (modules.ragged_fa3,)),
             BackendSpec("trtllm_mla", "mla.trtllm_mla", "TrtllmMla", BLACKWELL),
             BackendSpec("cutlass_mla", "mla.cutlass_mla", "CutlassMla", BLACKWELL),
         ),

@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 _DTYPES = (torch.bfloat16, torch.float16)
 # bfloat16 rounds to 2**-8: correct kernels differ by a few of these, wrong ones by the whole value.
 _TOLERANCE = 0.03
+_CLOSE = 1.1
+"""Times a layer's attention by itself: less between two says nothing about steps, where kernels overlap."""
 
 
 @cache
@@ -56,10 +58,18 @@ class Timing:
     """Of one row: what one user waits for."""
     prefill_us: float
 
+    @property
+    def total_us(self) -> float:
+        """Of all four."""
+        return self.decode_us + self.short_decode_us + self.lone_decode_us + self.prefill_us
+
     def rank(self) -> tuple[bool, float]:
         """The smallest is best. A backend without CUDA graphs comes last, since its kernels wait for the host."""
-        times = self.decode_us, self.short_decode_us, self.lone_decode_us, self.prefill_us
-        return not self.backend.is_capturable, sum(times)
+        return not self.backend.is_capturable, self.total_us
+
+    def is_close_to(self, best: Timing) -> bool:
+        """Whether it is as good as the best, as far as the times tell."""
+        return self.rank()[0] == best.rank()[0] and self.total_us <= _CLOSE * best.total_us
 
 
 def choose_attention(
@@ -118,7 +128,10 @@ def _fastest_of_first_rank(requirements: Requirements, parallel: Parallel) -> At
 
 
 def _fastest(requirements: Requirements, level: int) -> AttentionBackend[Any]:
-    """The fastest that can be captured, else the fastest, else torch; the log shows the times, at this level."""
+    """The fastest that can be captured, else the fastest, else torch; the log shows the times, at this level.
+
+    Of those that are about as fast it is the registry's first.
+    """
     timings: list[Timing] = []
     capability = compute_capability(requirements.device)
     for name in names(requirements.spec.kind, capability) if capability else []:
@@ -141,7 +154,8 @@ def _fastest(requirements: Requirements, level: int) -> AttentionBackend[Any]:
             timings[-1].prefill_us,
         )
     if timings:
-        return min(timings, key=Timing.rank).backend
+        best = min(timings, key=Timing.rank)
+        return next(timing.backend for timing in timings if timing.is_close_to(best))
     _log.warning("attention backend torch: no faster one runs here; expect steps to take several times longer")
     return KINDS[requirements.spec.kind].torch(requirements)
 
