@@ -91,7 +91,10 @@ class AttentionKind:
     self_check: Callable[[BackendRequirements[Any]], SelfCheck] | None
     """None without GPU backends."""
     gpu: tuple[BackendSpec, ...]
-    """Several may share a name: one for each generation of GPUs. Of those that are as fast alone the first is taken: its steps were faster."""
+    """Several may share a name: one for each generation of GPUs.
+
+    Of those that are about as fast by themselves ``auto`` takes the first, whose steps were faster.
+    """
 
 
 KINDS = {
