@@ -18,6 +18,7 @@ from plait_worker.attention.mha import triton_mha
 from plait_worker.attention.mha.separate_kernels import DecodeRows
 from plait_worker.attention.mha.torch_mha import TorchMha
 from plait_worker.attention.mha.triton_mha import TritonMha
+from plait_worker.attention.mla.self_check import MlaSelfCheck
 from plait_worker.attention.selection import choose_backend, self_check_error, try_backend
 from plait_worker.attention.spec import MhaShape, MlaShape
 from plait_worker.errors import WorkerError
@@ -56,6 +57,12 @@ class Empty(Foul):
     number = 0.0
 
 
+class FoulAlone(Foul):
+    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor, scales: PageScales) -> None:
+        attends = super() if len(q_DHE) == 1 else super(Foul, self)
+        attends.decode(q_DHE, pages, rows, out_DHE, scales)
+
+
 class Breaks(TritonMha):
     def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor, _scales: PageScales) -> None:
         raise RuntimeError("too many resources\nand more lines")
@@ -90,6 +97,7 @@ def test_the_smallest_pages_have_room_for_the_small_problem(page_size: int) -> N
     ("kind", "reason"),
     [
         (Foul, "its result is off by nan"),
+        (FoulAlone, "its result is off by nan"),
         (Empty, "its result is off by "),
         (Breaks, "it failed the self-check: too many resources"),
     ],
@@ -231,7 +239,20 @@ def test_a_rule_that_is_broken_is_told_before_its_modules_are_looked_for(changes
 
 
 DEEPSEEK = MlaShape(16, 512, 576, 192, 128, 192**-0.5, torch.bfloat16, torch.bfloat16)
+SMALL_HEADS = dataclasses.replace(DEEPSEEK, num_heads=1)
 MLA_NEED: BackendRequirements[Any] = BackendRequirements(DEEPSEEK, 64, 4096, 8192, torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("flashinfer_there")
+@pytest.mark.parametrize("page_size", [16, 64, 256])
+def test_latent_kernels_are_checked_with_more_rows_than_multiprocessors(page_size: int) -> None:
+    from plait_worker.attention.mla.triton_mla import TritonMla
+
+    requirements = dataclasses.replace(MLA_NEED, spec=SMALL_HEADS, page_size=page_size)
+    step = TritonMla(requirements).prepare(MlaSelfCheck(requirements).extends)
+    assert step.num_prefill_tokens == 0
+    assert step.absorbed is not None
+    assert len(step.absorbed.lengths_B) > 132, "of an H200"
 
 
 @pytest.mark.usefixtures("flashinfer_there")

@@ -224,7 +224,8 @@ def self_check_error(backend: AttentionBackend[Any], requirements: Requirements)
     """What the self-check finds wrong; None if it passes."""
     try:
         problem = _self_check(requirements)
-        errors = [problem.error(backend, rows) for rows in (problem.decode, problem.prefill, problem.extends)]
+        steps = (problem.decode, problem.lone_decode, problem.prefill, problem.extends)
+        errors = [problem.error(backend, rows) for rows in steps]
     except _kernel_error_types() as failure:
         return f"it failed the self-check: {_first_line(failure)}"
     wrong = [error for error in errors if not error <= _tolerance(requirements.spec)]  # NaN is an error too
