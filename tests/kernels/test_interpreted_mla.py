@@ -4,6 +4,7 @@ What float64 gives is right. On a GPU the compiled kernels are tried by tests/ke
 """
 
 import os
+import random
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ if torch.cuda.is_available():
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, and Triton's own are when it is imported
 pytest.importorskip("triton", reason="no Triton; pip install triton")
 
+from plait_kernels.attention import split_kv_triton
 from plait_kernels.mla import AbsorbedRows, decode_triton
 from plait_kernels.mla import reference as mla_reference
 from plait_kernels.mla.decode_triton import Tiling
@@ -104,6 +106,39 @@ def test_no_program_takes_a_second_split_while_rows_are_fewer(monkeypatch: pytes
     assert assert_rows_are_right([6400, 1, 1, 1], 16) == [4, 1, 1, 1], "of 8 programs; there is room for 14 splits"
     assert assert_rows_are_right([3200, 3200, 448, 1], 16) == [2, 2, 1, 1], "the short ones have no share in theirs"
     assert assert_rows_are_right([6400, *[1] * 7], 16) == [15, *[1] * 7], "each program has a row already"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_splits_of_any_rows_have_slots_and_partial_results_of_their_own(seed: int) -> None:
+    chance = random.Random(seed)
+    num_rows, num_spare = chance.choice([1, 2, 8, 127, 128, 129, 300]), chance.choice([1, 3, 66, 132])
+    num_programs = chance.choice([1, 66, 264, num_rows, num_rows + 1])
+    longest = chance.choice([1, 700, 163_840])
+    lengths = torch.tensor([chance.choice([1, longest, chance.randint(1, longest)]) for _ in range(num_rows)]).int()
+    tokens, least = chance.choice([(16, 4), (32, 2), (64, 1), (64, 3)])
+    schedule = split_kv_triton.make_schedule(
+        lengths,
+        unit=tokens,
+        heads=(1, 1),
+        head_dim=16,
+        num_spare=num_spare,
+        least_units=least,
+        num_partials=2 * num_spare,
+        num_programs=num_programs,
+    )
+    taken = [slot for slot in schedule.splits_J4.tolist() if slot[0] >= 0]
+    num_splits = torch.bincount(torch.tensor([row for row, *_ in taken]), minlength=num_rows).tolist()
+    assert taken == [
+        [row, split, num, length]
+        for row, (num, length) in enumerate(zip(num_splits, lengths.tolist(), strict=True))
+        for split in range(num)
+    ]
+    assert all(1 <= num <= -(-length // tokens) for num, length in zip(num_splits, lengths.tolist(), strict=True))
+    assert num_rows >= num_programs or len(taken) <= num_programs
+    # As _first_partial has it.
+    partials = [2 * (at - split - row) + split for at, (row, split, num, _) in enumerate(taken) if num > 1]
+    assert len(set(partials)) == len(partials)
+    assert max(partials, default=0) < len(schedule.partial_JHD)
 
 
 def test_more_rows_than_processors_have_a_tiling_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

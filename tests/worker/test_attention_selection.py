@@ -57,10 +57,13 @@ class Empty(Foul):
     number = 0.0
 
 
-class FoulAlone(Foul):
+class FoulAlone(TritonMha):
+    """Foul for one row."""
+
     def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor, scales: PageScales) -> None:
-        attends = super() if len(q_DHE) == 1 else super(Foul, self)
-        attends.decode(q_DHE, pages, rows, out_DHE, scales)
+        super().decode(q_DHE, pages, rows, out_DHE, scales)
+        if len(q_DHE) == 1:
+            out_DHE.fill_(Foul.number)
 
 
 class Breaks(TritonMha):
