@@ -160,10 +160,11 @@ def test_a_norm_that_quantises_wrong_for_experts_is_refused(place: int, monkeypa
         fp8_check.check_fp8_experts(experts_of(quantise_blocks))
 
 
-@pytest.mark.parametrize("num_experts", [1, 8, 64, 128, 257])
-def test_experts_are_compared_with_few_rows_each_and_with_many(num_experts: int) -> None:
-    few, *_, many = [2 * rows / num_experts for rows in fp8_check._expert_rows(num_experts)[1:]]
-    assert (has_few_rows(few), has_few_rows(many)) == (True, False)
+@pytest.mark.parametrize("num_experts", [1, 8, 64, 85, 86, 128, 257, 512])
+def test_experts_are_compared_with_few_rows_each_by_both_tiles_and_with_many(num_experts: int) -> None:
+    few, more, many = [2 * rows / num_experts for rows in fp8_check._expert_rows(num_experts)[1:]]
+    assert [has_few_rows(mean) for mean in (few, more, many)] == [True, True, False]
+    assert few <= 4 < more or num_experts == 1, "few_rows_tiles has another for more than 4"
 
 
 def test_a_matrix_is_compared_if_its_size_has_a_tile_that_none_before_had(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,3 +180,36 @@ def test_a_matrix_is_compared_if_its_size_has_a_tile_that_none_before_had(monkey
     assert compared[:8] == [(128, 512, rows) for rows in fp8_check._ROWS]
     assert compared[8:12] == [(128, 1024, rows) for rows in (8, 16, 32, 64)], "in more parts"
     assert compared[12:] == [(128, 640, rows) for rows in fp8_check._ROWS[1:]], "torch's takes no such groups"
+
+
+def test_a_matrix_of_more_inputs_than_fast_sums_take_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[int, ...]] = []
+
+    def counted(weight: Fp8Weight, num_rows: int) -> float:
+        compared.append((weight.shape[1], num_rows))
+        return 0.0
+
+    monkeypatch.setattr(fp8_check, "_matrix_error", counted)
+    for num_inputs in (4096, 8192, 16384):
+        fp8_check.check_fp8(drawn(quantise_outputs, 16, num_inputs, 0))
+    assert (4096, 512) in compared
+    assert (8192, 512) in compared
+    assert (16384, 512) not in compared
+
+
+def test_gates_are_compared_again_if_their_own_tile_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[int, ...]] = []
+
+    def counted(matrix: Fp8Matrix, num_rows: int) -> float:
+        compared.append((*matrix.weight_OI.shape, num_rows))
+        return 0.0
+
+    monkeypatch.setattr(fp8_check, "_gates_error", counted)
+    monkeypatch.setattr(
+        fp8_check, "gate_tiles_of", lambda weight: {8: Fp8WgmmaTile(8, 1, 4, 1, weight.shape[1] // 256)}
+    )
+    for num_inputs in (256, 512, 256):
+        matrix = Fp8Matrix(drawn(quantise_outputs, 32, num_inputs, 0), None)
+        matrix._gate_tiles[8] = Fp8WgmmaTile(8, 1, 4, 1, 1)
+        fp8_check.check_fp8_gates(matrix)
+    assert compared == [(32, 256, 1), (32, 256, 8), (32, 512, 8)]

@@ -12,9 +12,17 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 from plait_kernels.linear import Fp8Matrix, Fp8Weight, RowNorm, Tile, add_rms_norm_quantise, fp8_reference
-from plait_kernels.linear.fp8 import quantise_rows
+from plait_kernels.linear.fp8 import MAX_FAST_INPUTS, quantise_rows
 from plait_kernels.linear.fp8_matrix import takes_scaled_mm
-from plait_kernels.linear.fp8_tiles import Fp8GemmTile, Fp8RowTile, row_tile_of, tiles_of
+from plait_kernels.linear.fp8_tiles import (
+    Fp8CudaTile,
+    Fp8GemmTile,
+    Fp8RowTile,
+    can_gate,
+    gate_tiles_of,
+    row_tile_of,
+    tiles_of,
+)
 from plait_kernels.moe import Fp8Experts
 from plait_kernels.moe.fp8_experts import has_few_rows
 from plait_kernels.moe.parts import MAX_INDEXED
@@ -25,16 +33,20 @@ from plait_worker.weights.formats.gemm_check import MAX_ERROR, OUTPUTS, check_on
 
 _ROWS = (1, 8, 16, 32, 64, 65, 129, 512)
 """Each kind of GEMM: of one row that is not rounded, of each tile, and torch's, which pads what is no whole fours."""
-_EXPERT_ROWS = (1, MAX_INDEXED + 1, 64, 512)
-"""One row's pairs by themselves, and groups of few rows and of many."""
+_MANY_ROWS = 512
+"""Of few experts; each then has many."""
 _MAX_EXPERTS_ERROR = 1 / 8
 """From one FP8 number to the next: by its last bit a value between gate and down may become either."""
 
 
 def check_fp8(weight: Fp8Weight) -> None:
-    """Once for each size of blocks and each tile. Raises ``WorkerError`` if a GEMM is wrong on this GPU."""
+    """Once for each size of blocks, each tile, and inputs few enough for fast sums or not.
+
+    Raises ``WorkerError`` if a GEMM is wrong on this GPU.
+    """
+    is_short = not weight.block_rows and weight.shape[1] <= MAX_FAST_INPUTS
     for num_rows in _ROWS:
-        part = num_rows, _chosen_by(weight, num_rows)
+        part = num_rows, _chosen_by(weight, num_rows), is_short
         _check_once(weight, "a matrix", [num_rows], lambda rows: _matrix_error(weight, rows), part=part)
 
 
@@ -42,13 +54,21 @@ def check_fp8_gates(matrix: Fp8Matrix) -> None:
     """The same for the rows of which the matrix applies gates, by themselves and behind a norm."""
     weight = matrix.weight_OI
     for num_rows in filter(matrix.gates, _ROWS):
-        part = num_rows, _chosen_by(weight, num_rows)
+        part = num_rows, _gated_by(weight, num_rows)
         _check_once(weight, "gates", [num_rows], lambda rows: _gates_error(matrix, rows), part=part)
 
 
 def _chosen_by(weight: Fp8Weight, num_rows: int) -> Fp8RowTile | Fp8GemmTile | Tile | bool | None:
     """The same for matrices with the same kernel: a tile, or whether torch's takes this one."""
     return row_tile_of(weight) if num_rows == 1 else tiles_of(weight).get(num_rows, takes_scaled_mm(weight))
+
+
+def _gated_by(weight: Fp8Weight, num_rows: int) -> Fp8CudaTile | None:
+    """Which need not be the tile of as many rows without gates."""
+    if num_rows > 1:
+        return gate_tiles_of(weight).get(num_rows)
+    tile = row_tile_of(weight)
+    return tile if tile and can_gate(weight, tile) else None
 
 
 def check_fp8_experts(experts: Fp8Experts) -> None:
@@ -61,11 +81,17 @@ def check_fp8_experts(experts: Fp8Experts) -> None:
 
 
 def _expert_rows(num_experts: int) -> list[int]:
-    """With enough for many rows of each, two of all the experts taken by every row."""
-    many = _EXPERT_ROWS[-1]
+    """One row's pairs by themselves, groups of few rows with the tile of fewer and of more, and of many rows.
+
+    Every row takes two experts.
+    """
+    many = _MANY_ROWS
     while has_few_rows(2 * many / num_experts):
         many *= 2
-    return [*_EXPERT_ROWS[:-1], many]
+    more = many // 2
+    while not has_few_rows(2 * more / num_experts):
+        more //= 2
+    return [1, MAX_INDEXED + 1, more, many]
 
 
 def _check_once(
