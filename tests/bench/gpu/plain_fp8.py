@@ -1,9 +1,10 @@
 """FP8 matmuls as they are defined, by torch alone: what the server computes that scores a run's streams again.
 
 Weights are the engine's e4m3 numbers and scales. A row is rounded to e4m3 with a scale of its own, or one for each 128
-elements where weights have blocks; a row that the engine computed by itself is not rounded, and with few rows an expert
-those between its two GEMMs have a scale for each 128 elements, of sums that were not rounded before. e4m3 numbers
-are multiplied as bfloat16 or float32, which hold them exactly, summed in float32, scaled, and rounded to bfloat16 once.
+elements where weights have blocks; a row that the engine computed by itself is not rounded, nor are two for experts.
+With few rows an expert those between its two GEMMs have a scale for each 128 elements, of sums that were not rounded
+before. e4m3 numbers are multiplied as bfloat16 or float32, which hold them exactly, summed in float32, scaled, and
+rounded to bfloat16 once.
 No FP8 GEMM, GEMV or quantising kernel of ours or of cuBLASLt takes part, so that a fault of one shows.
 
 A last bit that differs turns some elements into the e4m3 number beside theirs, 6 to 12% away, so that two right engines
@@ -30,6 +31,7 @@ from plait_kernels.linear import Fp8Matrix, Fp8Weight, RowNorm
 from plait_kernels.linear.fp8 import Fp8Rows, quantise_rows
 from plait_kernels.moe.fp8_experts import Fp8Experts, has_few_rows
 from plait_kernels.norm import reference as norms
+from plait_worker.graph_sizes import DECODE_ROWS
 from torch import Tensor
 
 
@@ -51,9 +53,19 @@ class Rules:
     streams: int = 0
     """In such a step: one row alone is not rounded."""
 
+    @property
+    def rows(self) -> int:
+        """Of the graph that such a step was run by."""
+        return next((rows for rows in DECODE_ROWS if rows >= self.streams), self.streams)
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether experts took its rows as they were, not rounded."""
+        return self.streams > 0 and not Fp8Experts.takes_rows(self.rows)
+
     def has_few_rows(self, num_experts: int, top_k: int) -> bool:
         """Whether the engine went the way of few rows an expert in such a step."""
-        return self.streams > 1 and has_few_rows(self.streams * top_k / num_experts)
+        return Fp8Experts.takes_rows(self.rows) and has_few_rows(self.rows * top_k / num_experts)
 
     def write(self, file: Path) -> None:
         """For servers that were started with this file."""
@@ -116,10 +128,11 @@ class PlainFp8:
         """See ``Fp8Experts``; ``rows`` are not taken, since a kernel of the engine's made them."""
         (num_tokens, top_k), num_experts = experts_TK.shape, len(experts.down_EHI.stored_OI)
         few_N = self.decode_N if self.rules.has_few_rows(num_experts, top_k) else None
+        alone_N = self.decode_N if self.rules.is_indexed else None
         parts = x_TH.new_zeros(num_tokens * top_k, x_TH.shape[1], dtype=torch.float32)
         for expert in experts_TK.unique().tolist():
             pairs = (experts_TK.flatten() == expert).nonzero()[:, 0]
-            alone, few = (None if each is None else each[pairs // top_k] for each in (self.alone_N, few_N))
+            alone, few = (None if each is None else each[pairs // top_k] for each in (alone_N, few_N))
             gate_up, down = experts.gate_up_EJH.one(expert), experts.down_EHI.one(expert)
             both = _products(x_TH[pairs // top_k], gate_up, is_grouped=experts.is_grouped, alone_N=alone)
             gated = activation.silu_mul(self.rounded(both).float())

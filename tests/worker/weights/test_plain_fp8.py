@@ -206,6 +206,25 @@ def test_plain_experts_are_the_reference_s() -> None:
     assert off[True] < 2**-7 < off[False] < 2**-4, "the engine has few rows an expert: rounded otherwise"
 
 
+def test_few_rows_an_expert_are_counted_by_the_graph_that_holds_the_streams() -> None:
+    few = {streams: Rules(decode_from=0, streams=streams).has_few_rows(60, 4) for streams in (2, 3, 160, 161, 180)}
+    assert few == {2: False, 3: True, 160: True, 161: False, 180: False}, "180 rows are few, but a graph has 192"
+
+
+@pytest.mark.parametrize("streams", [1, 2, 3])
+def test_experts_do_not_round_two_rows_or_one(streams: int) -> None:
+    torch.manual_seed(0)
+    gate_up, down = quantise_outputs(torch.randn(64, 64)), quantise_outputs(torch.randn(64, 32))
+    x_TH, made = torch.randn(streams, 64).bfloat16(), PlainFp8()
+    made.begin(torch.arange(streams), Rules(decode_from=0, streams=streams))
+    one_T1 = torch.ones(streams, 1)
+    given_TH = made.of_experts(stack_fp8([(gate_up, down)]), x_TH, one_T1, torch.zeros_like(one_T1, dtype=torch.int64))
+    gate_TI, up_TI = (x_TH.double() @ gate_up.dequantised().double().T).chunk(2, dim=1)
+    right_TH = (torch.nn.functional.silu(gate_TI) * up_TI) @ down.dequantised().double().T
+    off = float((given_TH - right_TH).abs().max() / right_TH.abs().max())
+    assert (off < 2**-6) == (streams <= 2), off
+
+
 def test_what_takes_the_place_of_a_method_takes_what_that_takes() -> None:
     plain_experts: Callable[..., Tensor] = PlainFp8().of_experts
     pairs = [(getattr(Fp8Matrix, name), made) for name, made in methods(PlainFp8()).items()]
