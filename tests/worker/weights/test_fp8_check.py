@@ -206,10 +206,10 @@ def test_gates_are_compared_again_if_their_own_tile_is_another(monkeypatch: pyte
 
     monkeypatch.setattr(fp8_check, "_gates_error", counted)
     monkeypatch.setattr(
-        fp8_check, "gate_tiles_of", lambda weight: {8: Fp8WgmmaTile(8, 1, 4, 1, weight.shape[1] // 256)}
+        fp8_check, "gate_tiles_of", lambda weight: {8: Fp8WgmmaTile(8, 1, 4, 1, weight.shape[0] // 128)}
     )
-    for num_inputs in (256, 512, 256):
-        matrix = Fp8Matrix(drawn(quantise_outputs, 32, num_inputs, 0), None)
+    for num_outputs in (128, 256, 128):
+        matrix = Fp8Matrix(drawn(quantise_outputs, num_outputs, 512, 0), None)
         matrix._gate_tiles[8] = Fp8WgmmaTile(8, 1, 4, 1, 1)
         fp8_check.check_fp8_gates(matrix)
-    assert compared == [(32, 256, 1), (32, 256, 8), (32, 512, 8)]
+    assert compared == [(128, 512, 1), (128, 512, 8), (256, 512, 8)]
