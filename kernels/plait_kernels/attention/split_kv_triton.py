@@ -273,10 +273,14 @@ def _combine(  # type: ignore[no-untyped-def]
             lse = tl.load(lse_ptr + at, mask=is_partial, other=-float("inf"), cache_modifier=".cg")
             partial_at = at[:, None] * HEAD_DIM + dim[None, :]
             partial = tl.load(partial_ptr + partial_at, mask=is_partial[:, None], other=0.0, cache_modifier=".cg")
-            new_best = tl.maximum(best, tl.max(lse, axis=0))
-            weights = tl.exp2(lse - new_best)
-            fade = tl.exp2(best - new_best)
-            total = total * fade + tl.sum(weights, axis=0)
-            out = out * fade + tl.sum(partial * weights[:, None], axis=0)
-            best = new_best
+            best, total, out = add_partials(best, total, out, lse, partial)
         tl.store(out_ptr + head * HEAD_DIM + dim, (out / total).to(out_ptr.dtype.element_ty))
+
+
+@triton.jit
+def add_partials(best, total, out, lse, partial):  # type: ignore[no-untyped-def]
+    """Partial results of a row, ``[PARTIALS, D]`` with an LSE each, into a sum of weights and a weighted sum."""
+    new_best = tl.maximum(best, tl.max(lse, axis=0))
+    weights = tl.exp2(lse - new_best)
+    fade = tl.exp2(best - new_best)
+    return new_best, total * fade + tl.sum(weights, axis=0), out * fade + tl.sum(partial * weights[:, None], axis=0)

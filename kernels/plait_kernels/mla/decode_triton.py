@@ -23,6 +23,7 @@ from torch import Tensor
 from plait_kernels.attention import split_kv_triton
 from plait_kernels.attention.decode_triton import LOG2_E, num_sms
 from plait_kernels.attention.reference import SplitKvSchedule
+from plait_kernels.attention.split_kv_triton import add_partials
 from plait_kernels.mla.reference import AbsorbedRows
 from plait_kernels.pdl import pdl_launch, pdl_wait
 
@@ -312,11 +313,6 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
                 lse = tl.load(lse_ptr + at, mask=is_partial, other=-float("inf"))
                 partial_at = partial_ptr + at[:, None] * LATENT + dim[None, :]
                 partial = tl.load(partial_at, mask=is_partial[:, None], other=0.0)
-                new_best = tl.maximum(best, tl.max(lse, axis=0))
-                weights = tl.exp2(lse - new_best)
-                fade = tl.exp2(best - new_best)
-                total = total * fade + tl.sum(weights, axis=0)
-                out = out * fade + tl.sum(partial * weights[:, None], axis=0)
-                best = new_best
+                best, total, out = add_partials(best, total, out, lse, partial)
             out_at = out_ptr + (row * num_heads + head) * LATENT + dim
             tl.store(out_at, (out / total).to(out_ptr.dtype.element_ty))

@@ -55,7 +55,6 @@ class FlashinferMla(HopperMla[FlashinferMlaRows]):
 
     name = "flashinfer_mla"
     is_capturable = False
-    captured_prefill = None
 
     def __init__(self, requirements: BackendRequirements[MlaShape]) -> None:
         """See ``HopperMla``; allocates the workspaces."""

@@ -12,7 +12,6 @@ Shapes: A absorbed tokens, W pages in the widest table, H heads, C elements cach
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from flash_mla import flash_mla_with_kvcache, get_mla_decoding_metadata, get_mla_metadata
@@ -20,7 +19,6 @@ from plait_kernels.kv_cache import FP8, to_cache_dtype
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
-from plait_worker.attention.mla.captured_prefill import MlaCapturedPrefill
 from plait_worker.attention.mla.hopper_mla import AbsorbedTokens, HopperMla, absorbed_tokens
 from plait_worker.attention.spec import MlaShape
 from plait_worker.rows import DeviceLengths, Rows
@@ -47,17 +45,11 @@ class FlashMla(HopperMla[FlashMlaRows]):
 
     def __init__(self, requirements: BackendRequirements[MlaShape]) -> None:
         super().__init__(requirements)
-        self._requirements = requirements
         self._is_fp8 = self.shape.cached_dtype == FP8
         scales = torch.tensor([1.0, self.shape.cached_scale], device=requirements.device)
         self._float8 = (
             {"is_fp8_kvcache": True, "descale_q": scales[:1], "descale_k": scales[1:]} if self._is_fp8 else {}
         )
-
-    @cached_property
-    def captured_prefill(self) -> MlaCapturedPrefill:
-        """Made on first use, when steps are captured."""
-        return MlaCapturedPrefill(self._requirements, self.ragged.workspace)
 
     @staticmethod
     def validate(requirements: BackendRequirements[MlaShape]) -> None:

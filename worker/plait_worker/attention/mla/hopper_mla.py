@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -100,16 +101,17 @@ class HopperMla(ABC, Generic[PlannedT]):
     decode_waits = False
     """See ``MlaStep``."""
 
-    @property
-    @abstractmethod
-    def captured_prefill(self) -> MlaCapturedPrefill | None:
-        """See ``AttentionBackend``."""
-
     def __init__(self, requirements: BackendRequirements[MlaShape]) -> None:
         """Raises ``ValueError`` with the rule that is broken."""
         self.validate(requirements)
         self.shape, self.page_size = requirements.spec, requirements.page_size
         self.ragged = RaggedPrefill(requirements)
+        self._requirements = requirements
+
+    @cached_property
+    def captured_prefill(self) -> MlaCapturedPrefill | None:
+        """Made on first use, when steps are captured."""
+        return MlaCapturedPrefill(self._requirements, self.ragged.workspace) if self.is_capturable else None
 
     @staticmethod
     def validate(requirements: BackendRequirements[MlaShape]) -> None:

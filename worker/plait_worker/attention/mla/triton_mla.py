@@ -5,14 +5,11 @@ Shapes: A absorbed tokens, H heads, C elements cached of a token, L of them the 
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from plait_kernels.kv_cache import FP8
 from plait_kernels.mla import AbsorbedRows, decode_absorbed, schedule_absorbed
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
-from plait_worker.attention.mla.captured_prefill import MlaCapturedPrefill
 from plait_worker.attention.mla.hopper_mla import HopperMla, absorbed_tokens
 from plait_worker.attention.spec import MlaShape
 from plait_worker.rows import DeviceLengths, Rows
@@ -27,15 +24,6 @@ class TritonMla(HopperMla[AbsorbedRows]):
     name = "triton_mla"
     is_capturable = True
     decode_waits = True
-
-    def __init__(self, requirements: BackendRequirements[MlaShape]) -> None:
-        super().__init__(requirements)
-        self._requirements = requirements
-
-    @cached_property
-    def captured_prefill(self) -> MlaCapturedPrefill:
-        """Made on first use, when steps are captured."""
-        return MlaCapturedPrefill(self._requirements, self.ragged.workspace)
 
     @staticmethod
     def validate(requirements: BackendRequirements[MlaShape]) -> None:
