@@ -30,7 +30,7 @@ _MAX_FIXED_SPLITS = 4
 _PAIRS = 8192
 """Pairs of slot and row that a program of ``_schedule_kernel`` compares."""
 _LEAST_BLOCK = 128
-"""Fewer rows are no other kernel, which would be compiled in the middle of serving."""
+"""Of the rows that a program reads: smaller ones would be kernels of their own, compiled in the middle of serving."""
 _PARTIALS = 16
 """Partial results that are combined at once."""
 

@@ -368,7 +368,7 @@ class AttentionSettings(msgspec.Struct, frozen=True, kw_only=True):
             "flashinfer_mla",
             "triton_mla",
         ],
-        Setting("attention backend; auto takes the fastest that passes its self-check on this device"),
+        Setting("attention backend; auto takes one of the fastest that pass their self-check on this device"),
     ] = "auto"
     mla_context_chunk_size: Annotated[
         TokenLimit,

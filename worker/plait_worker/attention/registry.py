@@ -93,7 +93,7 @@ class AttentionKind:
     gpu: tuple[BackendSpec, ...]
     """Several may share a name: one for each generation of GPUs.
 
-    Of those that are about as fast by themselves ``auto`` takes the first, whose steps were faster.
+    Of those about as fast by themselves ``auto`` takes the first; MLA's are in the order of their decode steps.
     """
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import sys
 import time
@@ -45,6 +44,7 @@ from triton.runtime.errors import OutOfResources
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from bench.gpu.mla.decode_layers import FLOOR_PS, GPU, PAGE_SIZE, microseconds, mla_shape
+from bench.gpu.written_result import write_result
 
 NUM_LAYERS = 27
 CASES = {
@@ -227,8 +227,7 @@ def main() -> None:
         sweep(cases, shape, out)
     if options.out:
         rows = [row | {"unit": "1" if row["metric"] == "error" else "us"} for row in out]
-        command = f"tests/bench/gpu/mla/decode_kernels.py --heads {options.heads}{' --sweep' * options.sweep}"
-        options.out.write_text(json.dumps({"command": command, "rows": rows}, indent=1) + "\n")
+        write_result(options.out, "mla/decode_kernels.py", rows)
 
 
 if __name__ == "__main__":

@@ -45,30 +45,31 @@ def check_fp8(weight: Fp8Weight) -> None:
     Raises ``WorkerError`` if a GEMM is wrong on this GPU.
     """
     is_short = not weight.block_rows and weight.shape[1] <= MAX_FAST_INPUTS
-    for num_rows in _ROWS:
-        part = num_rows, _chosen_by(weight, num_rows), is_short
+    for num_rows, chosen in _chosen_by(weight).items():
+        part = num_rows, chosen, is_short
         _check_once(weight, "a matrix", [num_rows], lambda rows: _matrix_error(weight, rows), part=part)
 
 
 def check_fp8_gates(matrix: Fp8Matrix) -> None:
     """The same for the rows of which the matrix applies gates, by themselves and behind a norm."""
     weight = matrix.weight_OI
+    gated_by = _gated_by(weight)
     for num_rows in filter(matrix.gates, _ROWS):
-        part = num_rows, _gated_by(weight, num_rows)
+        part = num_rows, gated_by[num_rows]
         _check_once(weight, "gates", [num_rows], lambda rows: _gates_error(matrix, rows), part=part)
 
 
-def _chosen_by(weight: Fp8Weight, num_rows: int) -> Fp8RowTile | Fp8GemmTile | Tile | bool | None:
-    """The same for matrices with the same kernel: a tile, or whether torch's takes this one."""
-    return row_tile_of(weight) if num_rows == 1 else tiles_of(weight).get(num_rows, takes_scaled_mm(weight))
+def _chosen_by(weight: Fp8Weight) -> dict[int, Fp8RowTile | Fp8GemmTile | Tile | bool | None]:
+    """For each number of rows the same for matrices with the same kernel: a tile, or whether torch's takes this one."""
+    tiles, takes = tiles_of(weight), takes_scaled_mm(weight)
+    return {num_rows: row_tile_of(weight) if num_rows == 1 else tiles.get(num_rows, takes) for num_rows in _ROWS}
 
 
-def _gated_by(weight: Fp8Weight, num_rows: int) -> Fp8CudaTile | None:
-    """Which need not be the tile of as many rows without gates."""
-    if num_rows > 1:
-        return gate_tiles_of(weight).get(num_rows)
-    tile = row_tile_of(weight)
-    return tile if tile and can_gate(weight, tile) else None
+def _gated_by(weight: Fp8Weight) -> dict[int, Fp8CudaTile | None]:
+    """The same with gates, whose tile need not be that of as many rows without."""
+    tiles, of_row = gate_tiles_of(weight), row_tile_of(weight)
+    one = of_row if of_row and can_gate(weight, of_row) else None
+    return {num_rows: one if num_rows == 1 else tiles.get(num_rows) for num_rows in _ROWS}
 
 
 def check_fp8_experts(experts: Fp8Experts) -> None:
