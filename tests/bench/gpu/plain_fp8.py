@@ -3,8 +3,8 @@
 Weights are the engine's e4m3 numbers and scales. A row is rounded to e4m3 with a scale of its own, or one for each 128
 elements where weights have blocks; a row that the engine computed by itself is not rounded, nor are two for experts.
 With few rows an expert those between its two GEMMs have a scale for each 128 elements, of sums that were not rounded
-before. e4m3 numbers are multiplied as bfloat16 or float32, which hold them exactly, summed in float32, scaled, and
-rounded to bfloat16 once.
+before; with few rows of a dense MLP its sums are not rounded before the gate, but after it. e4m3 numbers are multiplied
+as bfloat16 or float32, which hold them exactly, summed in float32, scaled, and rounded to bfloat16 once.
 No FP8 GEMM, GEMV or quantising kernel of ours or of cuBLASLt takes part, so that a fault of one shows.
 
 A last bit that differs turns some elements into the e4m3 number beside theirs, 6 to 12% away, so that two right engines
@@ -117,6 +117,14 @@ class PlainFp8:
         out_NO = self.matmul(x_NI, matrix.weight_OI, is_grouped=matrix.is_grouped, alone_N=alone_N)
         return out_NO if matrix.bias_O is None else out_NO + matrix.bias_O
 
+    def gated(self, matrix: Fp8Matrix, x_NI: Tensor, *, in_gemm: bool) -> Tensor:
+        """float32 ``silu(gate) * up``, ``[N, O / 2]``; ``in_gemm``: the engine's GEMM applied it to decode rows."""
+        both = _products(x_NI, matrix.weight_OI, is_grouped=matrix.is_grouped, alone_N=self.alone_N)
+        gated = activation.silu_mul(self.rounded(both).float())
+        if self.decode_N is None or not in_gemm:
+            return gated
+        return torch.where(self.decode_N[:, None], self.rounded(activation.silu_mul(both)).float(), gated)
+
     def of_experts(
         self,
         experts: Fp8Experts,
@@ -164,17 +172,31 @@ def install(file: Path) -> None:
 
 
 def methods(plain: PlainFp8) -> dict[str, Callable[..., Any]]:
-    """Those of ``Fp8Matrix``. A norm or gate before a matrix is not rounded, as in the engine."""
+    """Those of ``Fp8Matrix``. A norm before a matrix is not rounded, as in the engine, nor a gate but for few rows."""
+    engine_gates = Fp8Matrix.gates
+
+    def normed(x_NI: Tensor, norm: RowNorm) -> tuple[Tensor, Tensor]:
+        sum_NI = norm.residual_1I + x_NI
+        return norms.rms_norm(sum_NI.float(), norm.weight_I.float(), norm.eps), sum_NI
 
     def rmsnorm_matmul(matrix: Fp8Matrix, x_NI: Tensor, norm: RowNorm) -> tuple[Tensor, Tensor]:
-        sum_NI = norm.residual_1I + x_NI
-        return plain.of_matrix(matrix, norms.rms_norm(sum_NI.float(), norm.weight_I.float(), norm.eps)), sum_NI
+        normed_NI, sum_NI = normed(x_NI, norm)
+        return plain.of_matrix(matrix, normed_NI), sum_NI
+
+    def gate_up(matrix: Fp8Matrix, x_NI: Tensor) -> Tensor:
+        return plain.gated(matrix, x_NI, in_gemm=engine_gates(matrix, plain.rules.rows))
+
+    def rmsnorm_gate_up(matrix: Fp8Matrix, x_NI: Tensor, norm: RowNorm) -> tuple[Tensor, Tensor]:
+        normed_NI, sum_NI = normed(x_NI, norm)
+        return gate_up(matrix, normed_NI), sum_NI
 
     return {
         "__call__": lambda matrix, x_NI: plain.of_matrix(matrix, x_NI),
         "matmul_out": lambda matrix, x_NI, out_NO: out_NO.copy_(plain.of_matrix(matrix, x_NI)),
         "rmsnorm_matmul": rmsnorm_matmul,
-        "gates": lambda _matrix, _num_rows: False,
+        "gates": lambda _matrix, _num_rows: True,
+        "gate_up": gate_up,
+        "rmsnorm_gate_up": rmsnorm_gate_up,
         "silu_mul_matmul": lambda matrix, given: plain.of_matrix(matrix, activation.silu_mul(given.float())),
     }
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from bench.gpu.plain_fp8 import PlainFp8, Rounding, Rules, methods, read_rules
 from bench.gpu.rescoring import LARGEST_FLOOR, NUM_BEST, Gaps, Scored, TokenScores, rounding_gaps, token_gaps
+from plait_kernels.activation.reference import silu_mul
 from plait_kernels.linear import Fp8Matrix, Fp8Weight, fp8_gemm, fp8_matrix
 from plait_kernels.linear.fp8 import Fp8Rows, quantise_blocks, quantise_outputs, quantise_rows
 from plait_kernels.moe import stack_fp8
@@ -223,6 +224,26 @@ def test_experts_do_not_round_two_rows_or_one(streams: int) -> None:
     right_TH = (torch.nn.functional.silu(gate_TI) * up_TI) @ down.dequantised().double().T
     off = float((given_TH - right_TH).abs().max() / right_TH.abs().max())
     assert (off < 2**-6) == (streams <= 2), off
+
+
+@pytest.mark.parametrize(("streams", "in_gemm"), [(1, True), (5, True), (5, False)])
+def test_few_rows_are_not_rounded_before_the_gate_but_after_it(
+    streams: int, in_gemm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    weight, x_NI = quantise_outputs(torch.randn(128, 64)), torch.randn(5, 64).bfloat16()
+    matrix, made = Fp8Matrix(weight, bias_O=None), PlainFp8()
+    monkeypatch.setattr(Fp8Matrix, "gates", lambda _matrix, num_rows: num_rows == made.rules.rows and in_gemm)
+    made.begin(torch.arange(5), Rules(decode_from=2, streams=streams))
+    given_NO = methods(made)["gate_up"](matrix, x_NI)
+    rows_NI = quantise_rows(x_NI, is_grouped=False).dequantised().double()
+    if streams == 1:
+        rows_NI[2:] = x_NI[2:].double()
+    both_NO = rows_NI @ weight.dequantised().double().T
+    of_sums_NO, of_rounded_NO = (silu_mul(each_NO) for each_NO in (both_NO, both_NO.bfloat16().double()))
+    assert torch.allclose(given_NO[:2].double(), of_rounded_NO[:2], rtol=1e-5)
+    right_NO = of_sums_NO[2:].bfloat16().double() if in_gemm else of_rounded_NO[2:]
+    assert torch.allclose(given_NO[2:].double(), right_NO, rtol=1e-5)
 
 
 def test_what_takes_the_place_of_a_method_takes_what_that_takes() -> None:
