@@ -1,5 +1,6 @@
 """Fixtures of all tests, their tiers, and skips that are counted by reason."""
 
+import gc
 import importlib.metadata
 import importlib.util
 import os
@@ -57,6 +58,15 @@ skips = pytest.StashKey[SkipCounter]()
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", settings.get_profile("random"), derandomize=True)
 settings.load_profile("same")
+
+
+# What is imported and collected stays. To look through it for garbage takes a third of the time until the first test.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -58,7 +58,7 @@ SIZES_OF_MLA_AND_RANKS = {2048: (3, 200), 8192: (0, 40)}
 # With at least so many problems a run is sure to have mixed steps and preemptions.
 ENOUGH = 20
 # Context -> long answers beside the problems, for preemption, reduced and at full size; at 8k each costs minutes.
-NUM_WRITERS = {2048: (4, 12), 8192: (4, 4)}
+NUM_WRITERS = {2048: (2, 12), 8192: (4, 4)}
 
 
 @pytest.mark.acceptance("spine")

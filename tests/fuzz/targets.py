@@ -36,9 +36,9 @@ from plait.settings import ServeSettings
 from plait_proto import UNDECODABLE, Malformed, decode, encode
 from plait_proto.all_reduce_check import decode_reduced, decode_reply, decode_request
 from plait_worker import link_keys
-from plait_worker.__main__ import _read_config
 from plait_worker.errors import ModelFilesError, WorkerError
 from plait_worker.models.loader import open_checkpoint, open_config
+from plait_worker.process import _read_config
 
 ROOT = Path(__file__).parents[2]
 CORPUS = Path(__file__).parent / "corpus"

@@ -24,7 +24,7 @@ ROOM = 512 << 20
 """Address space that is left to a worker: less than one matrix, more than its threads and measuring take."""
 RUN_IN_LITTLE_ROOM = f"""
 import resource, sys
-from plait_worker.__main__ import main
+from plait_worker.process import main
 
 [taken] = [int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmSize")]
 resource.setrlimit(resource.RLIMIT_AS, (taken + {ROOM}, taken + {ROOM}))
