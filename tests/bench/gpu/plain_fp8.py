@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,12 +27,20 @@ from typing import Any
 
 import torch
 from plait_kernels.activation import reference as activation
-from plait_kernels.linear import Fp8Matrix, Fp8Weight, RowNorm
+from plait_kernels.linear import Fp8Matrix, Fp8Weight, Matrix, RowNorm
 from plait_kernels.linear.fp8 import Fp8Rows, quantise_rows
 from plait_kernels.moe.fp8_experts import Fp8Experts, has_few_rows
 from plait_kernels.norm import reference as norms
+from plait_kernels.rope import rotate_heads
+from plait_worker.attention.backend import StepAttention
+from plait_worker.attention.mha.torch_mha import TorchStep
 from plait_worker.graph_sizes import DECODE_ROWS
+from plait_worker.layers.norm import BlockNorm
+from plait_worker.models import decoder, deepseek, fused
+from plait_worker.models.block import Step
 from torch import Tensor
+
+_ENGINE_RMSNORM_MATMUL = fused.rmsnorm_matmul
 
 
 class Rounding(enum.StrEnum):
@@ -168,11 +176,13 @@ def install(file: Path) -> None:
     Rope.tables = begin  # type: ignore[assignment, method-assign]
     for name, made in methods(plain).items():
         setattr(Fp8Matrix, name, made)
+    for owner, name, other in fused_layers():
+        setattr(owner, name, other)
     Fp8Experts.__call__ = lambda experts, *given: plain.of_experts(experts, *given)  # type: ignore[method-assign]
 
 
 def methods(plain: PlainFp8) -> dict[str, Callable[..., Any]]:
-    """Those of ``Fp8Matrix``. A norm before a matrix is not rounded, as in the engine, nor a gate but for few rows."""
+    """Those of ``Fp8Matrix``. A fused norm is not rounded, as in the engine, nor is a gate but for few rows."""
     engine_gates = Fp8Matrix.gates
 
     def normed(x_NI: Tensor, norm: RowNorm) -> tuple[Tensor, Tensor]:
@@ -199,6 +209,29 @@ def methods(plain: PlainFp8) -> dict[str, Callable[..., Any]]:
         "rmsnorm_gate_up": rmsnorm_gate_up,
         "silu_mul_matmul": lambda matrix, given: plain.of_matrix(matrix, activation.silu_mul(given.float())),
     }
+
+
+def fused_layers() -> Iterator[tuple[Any, str, object]]:
+    """What takes whose place, so that layers that the engine fuses are computed as such beside torch's attention."""
+    yield decoder, "SlotMappedStep", TorchStep
+    yield fused.FusedBlock, "_attend", _attend
+    yield fused, "rmsnorm_matmul", _rmsnorm_matmul
+    yield deepseek, "rmsnorm_matmul", _rmsnorm_matmul
+
+
+def _rmsnorm_matmul(x_ND: Tensor, residual_ND: Tensor, norm: BlockNorm, matrix: Matrix) -> tuple[Tensor, Tensor]:
+    """Of a prompt's row too that is alone in a step: the engine would not round it."""
+    if isinstance(matrix, Fp8Matrix):
+        return matrix.rmsnorm_matmul(x_ND, RowNorm(residual_ND, norm.weight_D, norm.eps))
+    return _ENGINE_RMSNORM_MATMUL(x_ND, residual_ND, norm, matrix)
+
+
+def _attend(block: fused.FusedBlock, qkv_TO: Tensor, step: Step[StepAttention], pages: Tensor) -> Tensor:
+    """As layers do that are not fused: torch's attention writes the cache itself."""
+    qkv_THE, num_kv_heads = qkv_TO.view(qkv_TO.shape[0], -1, block.head_dim), pages.shape[2]
+    qk_THE, v_TGE = qkv_THE[:, :-num_kv_heads], qkv_THE[:, -num_kv_heads:]
+    q_THE, k_TGE = rotate_heads(qk_THE, block.num_heads, step.cos_T1D, step.sin_T1D, block.head_norm)
+    return step.attention.forward(q_THE, k_TGE, v_TGE, pages, step.scales).flatten(1)
 
 
 def _products(x_NI: Tensor, weight: Fp8Weight, *, is_grouped: bool, alone_N: Tensor | None) -> Tensor:

@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from bench.gpu.plain_fp8 import PlainFp8, Rounding, Rules, methods, read_rules
+from bench.gpu.plain_fp8 import PlainFp8, Rounding, Rules, fused_layers, methods, read_rules
 from bench.gpu.rescoring import LARGEST_FLOOR, NUM_BEST, Gaps, Scored, TokenScores, rounding_gaps, token_gaps
 from plait_kernels.activation.reference import silu_mul
 from plait_kernels.linear import Fp8Matrix, Fp8Weight, fp8_gemm, fp8_matrix
 from plait_kernels.linear.fp8 import Fp8Rows, quantise_blocks, quantise_outputs, quantise_rows
+from plait_kernels.linear.fp8_tiles import Fp8WgmmaTile
 from plait_kernels.moe import stack_fp8
 from plait_kernels.moe.fp8_experts import Fp8Experts
-from plait_testing.attention_cases import cpu_attention
 from plait_testing.stepper import Request, Stepper
+from plait_worker.attention.backend import requirements_for
+from plait_worker.attention.selection import choose_attention
 from plait_worker.cache import KVCache
 from plait_worker.layers.rope import Rope
 from plait_worker.models import loader
@@ -33,18 +35,19 @@ from transformers import LlamaConfig, LlamaForCausalLM
 CPU = torch.device("cpu")
 VOCAB, PAGE, NUM_PAGES = 2048, 16, 64
 PROMPT, ANSWER, STREAMS = 24, 24, 6
+LAYERS = 10
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model[Any]]:
-    """Enough layers that a last bit goes a long way; in FP8 by the references, as if this were a GPU."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough layers that a last bit goes a long way."""
     folder = tmp_path_factory.mktemp("many-layers")
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=128,
         intermediate_size=256,
-        num_hidden_layers=10,
+        num_hidden_layers=LAYERS,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,
@@ -53,17 +56,37 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model[Any]]:
         dtype="bfloat16",
     )
     LlamaForCausalLM(config).eval().bfloat16().save_pretrained(folder)
+    return folder
+
+
+def load(folder: Path, patch: pytest.MonkeyPatch) -> Model[Any]:
+    """In FP8 by the references, as if this were a GPU."""
+    patch.setattr(loader, "fp8_unsupported_reason", lambda _device, _dtype: None)
+    patch.setattr(loader, "choose_dtype", lambda _name, _device: torch.bfloat16)
+    return loader.load_model(folder, "auto", CPU, Parallel(), quantises=True)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Iterator[Model[Any]]:
+    """With layers as a CPU has them, one GEMM after the other."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader, "fp8_unsupported_reason", lambda _device, _dtype: None)
-        patch.setattr(loader, "choose_dtype", lambda _name, _device: torch.bfloat16)
-        yield loader.load_model(folder, "auto", CPU, Parallel(), quantises=True)
+        yield load(folder, patch)
+
+
+@pytest.fixture
+def fused_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Model[Any]:
+    """With layers as a Hopper GPU has them, whose GEMMs of few rows apply the gates."""
+    tiles = dict.fromkeys(range(2, 65), Fp8WgmmaTile(8, 1, 4, 1, 1))
+    monkeypatch.setattr(fp8_matrix, "gate_tiles_of", lambda _gate_up: tiles)
+    monkeypatch.setattr(fp8_matrix, "compile_gates", lambda *_: None)
+    return load(folder, monkeypatch)
 
 
 def new_stepper(model: Model[Any]) -> Stepper:
     rank = Rank(
         model=model,
         cache=KVCache(model.cache_specs, NUM_PAGES, PAGE, CPU),
-        attention=cpu_attention(model.attention_specs, PAGE, PAGE),
+        attention=choose_attention("torch", requirements_for(model.attention_specs, PAGE, PAGE, 0, CPU)),
         slots=Slots(8, NUM_PAGES, PAGE, 256, CPU),
         parallel=Parallel(),
     )
@@ -110,6 +133,15 @@ def plain(rules: Rules) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def fused() -> Iterator[None]:
+    """Steps of fused layers, beside torch's attention."""
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name, other in fused_layers():
+            patch.setattr(owner, name, other)
+        yield
+
+
 def score(model: Model[Any], streams: Sequence[list[int]], rules: Rules) -> list[TokenScores]:
     told = []
     with plain(rules):
@@ -141,6 +173,43 @@ def test_rows_that_were_computed_alone_are_not_scored_as_rounded_ones(model: Mod
     streams = emit(model, is_alone=True)
     right, wrong = (rescore(model, streams, is_alone=is_alone) for is_alone in (True, False))
     assert sum(right.values) < sum(wrong.values)
+
+
+def test_fused_layers_are_scored_as_fused_ones_and_not_as_others(fused_model: Model[Any]) -> None:
+    with fused():
+        streams = emit(fused_model, is_alone=False)
+        right = rescore(fused_model, streams, is_alone=False)
+    wrong = rescore(fused_model, streams, is_alone=False)
+    assert right.is_right, (right.median, right.median_bound, max(right.values), right.worst_bound)
+    assert sum(right.values) < sum(wrong.values) / 2
+
+
+def test_every_fused_layer_s_gates_are_scored_by_their_own_rule(
+    fused_model: Model[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took, gated = list[bool](), PlainFp8.gated
+
+    def counted(made: PlainFp8, matrix: Fp8Matrix, x_NI: Tensor, *, in_gemm: bool) -> Tensor:
+        took.append(in_gemm)
+        return gated(made, matrix, x_NI, in_gemm=in_gemm)
+
+    monkeypatch.setattr(PlainFp8, "gated", counted)
+    with fused():
+        for streams in (STREAMS, 65):
+            score(fused_model, [list(range(PROMPT + ANSWER))], Rules(decode_from=PROMPT, streams=streams))
+    assert took == [True] * LAYERS + [False] * LAYERS, "GEMMs of up to 64 rows apply gates"
+
+
+def test_a_row_of_a_prompt_is_rounded_where_it_is_alone_in_a_step(fused_model: Model[Any]) -> None:
+    prompt, told = list(range(PROMPT)), list[Scored]()
+    with fused(), plain(Rules()):
+        for chunks in ((PROMPT,), (PROMPT - 1, 1)):
+            stepper = new_stepper(fused_model)
+            slot = stepper.admit([*prompt, 0], prompt_logprobs=1)
+            for length in (*chunks, 1):
+                stepper.step(prefill={slot: length})
+            told.append(Scored(logprob=stepper.requests[slot].prompt_records[-1].logprob))
+    assert abs(told[0]["logprob"] - told[1]["logprob"]) < 0.02
 
 
 def scales_of_other_rows(rows: Fp8Rows) -> Fp8Rows:
