@@ -64,7 +64,9 @@ settings.load_profile("same")
 gc.disable()
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Also in the process that gives tests to others, which collects none itself."""
     gc.freeze()
     gc.enable()
 

@@ -226,6 +226,19 @@ def is_readable_within(descriptor: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
+def test_a_rank_looks_for_garbage_once_its_modules_are_loaded() -> None:
+    script = f"""
+import gc, os, runpy, sys
+
+os._exit = lambda code: print(code, gc.isenabled(), gc.get_freeze_count() > 10_000, "torch" in sys.modules)
+sys.argv = ["plait_worker", "--spare", "{os.getpid()}"]
+runpy.run_module("plait_worker", run_name="__main__")
+"""
+    words = [sys.executable, "-c", script]
+    ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180, check=False)
+    assert ended.stdout.split() == ["0", "True", "True", "True"], ended.stderr
+
+
 def test_a_missing_configuration_file_is_a_settings_error(engine: EngineSide) -> None:
     words = [sys.executable, "-m", "plait_worker", "--connect", engine.endpoint, "--rank", "0", "--config", "/nowhere"]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=180, check=False)
