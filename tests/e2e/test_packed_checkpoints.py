@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from plait_testing import recall
-from plait_testing.packed_models import FORMS, dense_twin, write_packed
+from plait_testing.packed_models import FORMS, dense_twin, state_in_modelopts_file, write_packed
 from plait_testing.running_server import Server, StartServer
 
 NUM_TOKENS = 16
@@ -29,6 +29,8 @@ def test_a_packed_checkpoint_answers_as_its_dequantised_model(
     model, form, said, flags = SERVED[case]
     folder = tmp_path / form
     write_packed(check_models / model, folder, FORMS[form], 64)
+    if case.startswith("ModelOpt"):
+        state_in_modelopts_file(folder)
     running = server(folder, "--threads", "1", "--max-model-len", "1024", *flags)
     assert running.url, running.errors
     if torch.cpu._is_avx512_bf16_supported():

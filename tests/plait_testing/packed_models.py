@@ -224,6 +224,14 @@ def stated(form: Form, group_size: int) -> dict[str, object]:
     }
 
 
+def state_in_modelopts_file(folder: Path) -> None:
+    """Let a folder state its quantisation as ModelOpt's older checkpoints do: in a file of its own alone."""
+    config = json.loads((folder / "config.json").read_text())
+    stated = {name: value for name, value in config.pop("quantization_config").items() if name != "quant_method"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": stated}))
+
+
 def write_packed(model: Path, folder: Path, form: Form, group_size: int) -> None:
     """The model's folder with packed matrices, and what they mean as ``folder``'s neighbour of ending ``-upcast``."""
     packed = safetensors.torch.load_file(model / "model.safetensors")

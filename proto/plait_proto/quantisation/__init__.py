@@ -15,9 +15,12 @@ from plait_proto.quantisation.configs import (
     QuantisationConfig,
 )
 from plait_proto.quantisation.ignored import NOTHING_IGNORED, IgnoredModules
+from plait_proto.quantisation.modelopt import FILE as MODELOPT_FILE
+from plait_proto.quantisation.modelopt import with_modelopt_file
 from plait_proto.quantisation.read import ignored_modules, read_quantisation_config
 
 __all__ = [
+    "MODELOPT_FILE",
     "MXFP4_GROUP",
     "NOTHING_IGNORED",
     "NVFP4_GROUP",
@@ -35,4 +38,5 @@ __all__ = [
     "ignored_modules",
     "read_quantisation_config",
     "read_stated_cache",
+    "with_modelopt_file",
 ]

@@ -64,7 +64,7 @@ def _read_floats(stated: Fields, stored: str) -> Fp8Config:
         raise not_supported(stated, f"{METHOD} of {bits}-bit {kind} weights, strategy {strategy}")
     if strategy != "block":
         return Fp8Config(METHOD)
-    return Fp8Config(METHOD, checked_block(stated, weights.integers("block_structure"), "block_structure"))
+    return Fp8Config(METHOD, checked_block(weights, "block_structure"))
 
 
 def _read_integers(stated: Fields) -> PackedConfig:

@@ -12,7 +12,7 @@ _MAX_BLOCK = 1 << 16
 
 def read_fp8(stated: Fields) -> Fp8Config:
     """DeepSeek's, MiniMax's and Qwen's blocks; AutoFP8's scale of a tensor."""
-    number_format, sides = stated.text("fmt", _FORMATS[0]), stated.integers("weight_block_size")
+    number_format = stated.text("fmt", _FORMATS[0])
     if number_format not in _FORMATS:
         raise not_supported(stated, f"fp8 of format {number_format}")
     is_dynamic = _checked_scheme(stated) == "dynamic"
@@ -20,13 +20,14 @@ def read_fp8(stated: Fields) -> Fp8Config:
         return Fp8Config("fp8")
     if not is_dynamic:
         raise not_supported(stated, "fp8 with stored scales of activations")
-    return Fp8Config("fp8", checked_block(stated, sides, "weight_block_size"))
+    return Fp8Config("fp8", checked_block(stated, "weight_block_size"))
 
 
-def checked_block(stated: Fields, sides: list[int], name: str) -> tuple[int, int]:
+def checked_block(stated: Fields, name: str) -> tuple[int, int]:
     """Outputs and inputs of a block."""
+    sides = stated.integers(name)
     if len(sides) != 2 or not all(0 < side <= _MAX_BLOCK for side in sides):
-        raise not_supported(stated, f"fp8 with {name} {sides or 'absent'}")
+        raise stated.value_error(name, f"two whole numbers from 1 to {_MAX_BLOCK}, outputs and inputs of a block")
     return sides[0], sides[1]
 
 

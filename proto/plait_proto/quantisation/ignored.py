@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import translate
 
 from plait_proto.fields import MAX_SHOWN, Fields
+from plait_proto.time_limit import TimeLimit
 
 _EXPRESSIONS = ("re:", "-:")
 """Prefixes of regular expressions: compressed-tensors', and those of GPTQ's ``dynamic``."""
+MATCHING_SECONDS = 10.0
+"""For all names of a checkpoint together, which take milliseconds; an expression may backtrack for years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,8 @@ class IgnoredModules:
     """Matched from the beginning of a module's name."""
     is_exact: bool = False
     """Whether a name means one module; else also those below it, and it may be any part of the path."""
+    limit: TimeLimit = field(default_factory=lambda: TimeLimit(MATCHING_SECONDS, TimeoutError()), compare=False)
+    """Of matching."""
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -29,9 +34,13 @@ class IgnoredModules:
 
     def __contains__(self, module: str) -> bool:
         """Whether the module keeps 16 bits."""
-        if any(expression.match(module) for expression in self.expressions):
+        if self.expressions and self._matches(module):
             return True
         return module in self.names if self.is_exact else not self.names.isdisjoint(_parts(module))
+
+    def _matches(self, module: str) -> bool:
+        with self.limit.held():
+            return any(expression.match(module) for expression in self.expressions)
 
 
 NOTHING_IGNORED = IgnoredModules()
@@ -40,7 +49,7 @@ NOTHING_IGNORED = IgnoredModules()
 def read_ignored(stated: Fields, patterns: Iterable[str], *, is_exact: bool) -> IgnoredModules:
     """Names; regular expressions after ``re:`` or ``-:``, as compressed-tensors and GPTQModel match; ModelOpt's stars.
 
-    Raises ``stated.error`` for an expression that is none.
+    Raises ``stated.error`` for an expression that is none; so does matching that takes too long.
     """
     known = tuple(dict.fromkeys(patterns))
     expressions = [_compiled(stated, pattern) for pattern in known if pattern.startswith(_EXPRESSIONS)]
@@ -48,7 +57,14 @@ def read_ignored(stated: Fields, patterns: Iterable[str], *, is_exact: bool) -> 
     if stars := [translate(pattern) for pattern in others if "*" in pattern]:
         expressions.append(re.compile("|".join(stars)))
     names = frozenset(pattern for pattern in others if "*" not in pattern)
-    return IgnoredModules(names, tuple(expressions), is_exact)
+    return IgnoredModules(names, tuple(expressions), is_exact, TimeLimit(MATCHING_SECONDS, _too_slow(stated)))
+
+
+def _too_slow(stated: Fields) -> Exception:
+    return stated.error(
+        f"{stated.where}: to match the regular expressions of modules that are not quantised takes more than "
+        f"{MATCHING_SECONDS:g} s: correct them, or download the file again"
+    )
 
 
 def _compiled(stated: Fields, pattern: str) -> re.Pattern[str]:

@@ -54,6 +54,6 @@ def ignored_modules(stated: Fields, more: Iterable[str] = ()) -> IgnoredModules:
 
 def _method(stated: Fields) -> _Method:
     name = stated.text("quant_method", "of no name")
-    if name not in _METHODS:
+    if (method := _METHODS.get(name.lower())) is None:
         raise not_supported(stated, name)
-    return _METHODS[name]
+    return method

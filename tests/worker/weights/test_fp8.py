@@ -274,9 +274,19 @@ def test_sixteen_bit_files_become_fp8_as_they_are_read(tiny_llama: Any, tmp_path
 
 
 @pytest.mark.usefixtures("has_fp8")
-def test_an_explicit_dtype_widens_what_the_files_have_in_fp8(tiny_llama: Any, tmp_path: Path) -> None:
+def test_an_explicit_dtype_widens_what_the_files_have_in_fp8_and_says_so(
+    tiny_llama: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = save(tiny_llama, tmp_path, "modelopt")
-    assert not list(fp8_matrices(loader.load_model(folder, "bfloat16", CPU, Parallel())))
+    with caplog.at_level("INFO"):
+        assert not list(fp8_matrices(loader.load_model(folder, "bfloat16", CPU, Parallel())))
+    assert "quantised, upcast to bfloat16: --dtype says so" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_files_in_fp8_are_refused_too_where_quantising_cannot_be(dtype: str, tiny_llama: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--quantization fp8 cannot hold weights in FP8 here"):
+        loader.load_model(save(tiny_llama, tmp_path, "modelopt"), dtype, CPU, Parallel(), quantises=True)
 
 
 def test_quantising_needs_a_gpu_that_multiplies_fp8(tiny_llama: Any, tmp_path: Path) -> None:
@@ -324,7 +334,7 @@ def test_scales_that_do_not_fit_are_refused_by_name(edit: Edit, said: str, folde
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "modelopt W4A8_AWQ"),
         (compressed("group"), "8-bit float weights, strategy group"),
         (compressed("channel", num_bits=4, type="int"), "4-bit int weights"),
-        (compressed("block"), "fp8 with block_structure absent"),
+        (compressed("block"), "block_structure is None, but must be two whole numbers"),
         (compressed("channel") | {"format": "int-quantized"}, "compressed-tensors of format int-quantized"),
         (compressed("channel") | {"config_groups": {}}, "in 0 groups"),
         ({"quant_method": "fp8", "activation_scheme": "odd"}, "fp8 with activation_scheme odd"),

@@ -147,8 +147,11 @@ def test_scales_that_do_not_fit_are_refused(
     ("changes", "said"),
     [
         ({"weight_block_size": None}, r"lack the tensor .*\.weight_scale: "),
-        ({"weight_block_size": [0, 128]}, r"weight_block_size \[0, 128\]"),
-        ({"weight_block_size": [128]}, r"weight_block_size \[128\]"),
+        (
+            {"weight_block_size": [0, 128]},
+            r"weight_block_size is \[0, 128\], but must be two whole numbers from 1 to 65536",
+        ),
+        ({"weight_block_size": [128]}, r"weight_block_size is \[128\], but must be two"),
         ({"fmt": "e5m2"}, "fp8 of format e5m2"),
         ({"activation_scheme": "static"}, "stored scales of activations"),
         ({"quant_method": "quark"}, "quantisation quark is not supported"),

@@ -119,6 +119,18 @@ def test_the_sum_before_a_load_is_what_the_ranks_hold(
         assert sum(rank[name] for rank in held) == expected[name], name
 
 
+@WITH_BLOCKS
+def test_the_log_counts_the_matrices_that_ranks_would_cut(
+    save_moe: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = save_moe(q8, 64, 32)
+    with caplog.at_level("INFO"):
+        on_every_rank(2, tmp_path, lambda parallel: load_model(path, "auto", CPU, parallel))
+    num_cut = len(dense_names(open_checkpoint(path).source, 2))
+    assert num_cut >= 3 * NUM_EXPERTS
+    assert f"weights: {num_cut} matrices upcast to bfloat16: 2 ranks would cut" in caplog.text
+
+
 def taken(path: Path, parallel: Parallel) -> dict[str, int]:
     """Bytes of each tensor on this rank."""
     checkpoint = open_checkpoint(path)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from plait.errors import ModelNotFoundError
 from plait.plan.stored_form import read_storage
+from plait_proto.quantisation import ignored
 from plait_testing.fp8_models import write_fp8
 from plait_worker.errors import ModelFilesError
 from plait_worker.weights.safetensors_folder import SafetensorsFolder, read_json
@@ -110,3 +111,35 @@ def test_a_list_that_is_none_is_refused_by_both_in_one_sentence(
     assert sentences[0] == sentences[1]
     assert said in sentences[0]
     assert read_json(folder / "config.json").where in sentences[0]
+
+
+def test_an_expression_that_backtracks_for_years_is_refused_by_both_in_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ignored, "MATCHING_SECONDS", 0.2)
+    config = state(folder, COMPRESSED, ["re:(([a-z0-9_.]+)+)+!"])
+    with pytest.raises(ModelFilesError, match=r"takes more than 0\.2 s: correct them") as of_worker:
+        SafetensorsFolder(folder)
+    form = read_storage(config, str(folder / "config.json")).form
+    assert form is not None
+    with pytest.raises(ModelNotFoundError) as of_planner:
+        form.keeps(MODULE)
+    assert str(of_worker.value) == str(of_planner.value)
+
+
+def test_the_seconds_of_matching_are_those_of_all_names_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ignored, "MATCHING_SECONDS", 0.3)
+    form = read_storage(state(folder, COMPRESSED, ["re:(a+)+!"]), "config.json").form
+    assert form is not None
+    with pytest.raises(ModelNotFoundError):
+        all(form.keeps("a" * (16 + length % 5)) for length in range(100))
+
+
+def test_what_a_file_calls_its_method_is_shown_in_one_line_and_cut() -> None:
+    stated = {"quant_method": "AWQ\n\x1b[31mred\u202e" + 100_000 * "x"}
+    with pytest.raises(ModelNotFoundError) as error:
+        read_storage({"quantization_config": stated}, "config.json")
+    assert str(error.value).isprintable()
+    assert r"quantisation AWQ\n\x1b[31mred\u202exxx" in str(error.value)
+    assert str(error.value).endswith("use such files, or the unquantised model")
+    assert len(str(error.value)) < 600

@@ -43,7 +43,7 @@ from plait_worker.weights.progress import LoadingProgress
 from plait_worker.weights.quantisation_config import read_quantisation
 from plait_worker.weights.reader import WeightFormat, Weights
 from plait_worker.weights.rope_order import in_neox_rope_order
-from plait_worker.weights.safetensors_folder import SafetensorsFolder, read_json
+from plait_worker.weights.safetensors_folder import SafetensorsFolder, read_folder_config
 from plait_worker.weights.source import TensorSource
 from plait_worker.weights.weight_memory import WeightMemory
 
@@ -104,7 +104,7 @@ def _open_folder(config: ModelConfig, folder: TensorSource) -> Checkpoint:
 
 def open_config(path: Path) -> ModelConfig:
     """The configuration in a folder, whether or not it holds weights; raises ``ModelFilesError``."""
-    return read_config(read_json(path / "config.json"))
+    return read_config(read_folder_config(path))
 
 
 def load_model(
@@ -137,7 +137,9 @@ def load_model(
     weights = Weights(source, chosen, device, formats=formats, held=_make_weight_memory(parallel, device, free_bytes))
     unused = unused_tensors(files.names, config)
     elsewhere = other_ranks_experts(files.names, config, parallel)
-    least_bytes = weights.least_bytes(unused | elsewhere, _dense_names(files, formats, parallel))
+    dense = _dense_names(files, formats, parallel)
+    _say_what_is_cut(dense, chosen, parallel)
+    least_bytes = weights.least_bytes(unused | elsewhere, dense)
     weights.held.expect(least_bytes, _transient_bytes(least_bytes, device))
     scales = _page_scales(fp8, checkpoint)
     with torch.inference_mode(), _prefetch(files, frozenset(files.names) - unused - elsewhere, device, parallel):
@@ -160,6 +162,13 @@ def _dense_names(files: TensorSource, formats: Sequence[WeightFormat[Any]], para
     if BLOCKS not in formats:
         return frozenset()
     return dense_names(files, parallel.world, whole_experts=parallel.experts is not None)
+
+
+def _say_what_is_cut(dense: Collection[str], chosen: torch.dtype, parallel: Parallel) -> None:
+    if dense:
+        where = f"{parallel.world} ranks would cut" if parallel.world > 1 else "stacked experts would cut"
+        name = str(chosen).removeprefix("torch.")
+        _log.info("weights: %d matrices upcast to %s: %s blocks of theirs or of their layer", len(dense), name, where)
 
 
 def _say_what_is_left_out(unused: Collection[str], config: ModelConfig, num_tensors: int) -> None:
@@ -204,7 +213,7 @@ def dummy_model(
     config = open_config(path).without_unused_window(max_model_len)
     _check_layout(config, parallel)
     chosen, formats = choose_dtype(dtype, device), list[WeightFormat[Any]]()
-    layout = read_quantisation(read_json(path / "config.json"))
+    layout = read_quantisation(read_folder_config(path))
     int4 = _random_int4(layout, dtype, chosen, device)
     if quantises:
         _check_fp8(device, chosen)
@@ -229,14 +238,13 @@ def _formats(
     checkpoint: Checkpoint, dtype: str, chosen: torch.dtype, device: torch.device, *, quantises: bool
 ) -> Sequence[WeightFormat[Any]]:
     """Those in which this device holds the files' matrices."""
-    if quantises and (not checkpoint.formats or _is_nvfp4(checkpoint.source)):
-        _check_fp8(device, chosen)
-        return [FP8_ON_LOAD]
-    if quantises and FP8_STORED not in checkpoint.formats:
-        raise ValueError("--quantization fp8 takes a folder of 16-bit or FP8 weights: leave it out, or give such files")
+    if quantises:
+        return _fp8_formats(checkpoint, chosen, device)
     if isinstance(checkpoint.source, PackedFolder):
         return _packed_formats(checkpoint, checkpoint.source, dtype, chosen, device)
     if dtype != "auto":
+        if checkpoint.formats:
+            _log.info("weights: quantised, upcast to %s: --dtype says so", str(chosen).removeprefix("torch."))
         return []
     if FP8_STORED not in checkpoint.formats:
         return checkpoint.formats if _has_quantised_gemm(chosen, device) else []
@@ -244,6 +252,15 @@ def _formats(
         return checkpoint.formats
     _log.info("FP8 weights are upcast to %s: %s", str(chosen).removeprefix("torch."), reason)
     return []
+
+
+def _fp8_formats(checkpoint: Checkpoint, chosen: torch.dtype, device: torch.device) -> Sequence[WeightFormat[Any]]:
+    """Those of ``--quantization fp8``."""
+    makes = not checkpoint.formats or _is_nvfp4(checkpoint.source)
+    if not makes and FP8_STORED not in checkpoint.formats:
+        raise ValueError("--quantization fp8 takes a folder of 16-bit or FP8 weights: leave it out, or give such files")
+    _check_fp8(device, chosen)
+    return [FP8_ON_LOAD] if makes else checkpoint.formats
 
 
 def _packed_formats(
@@ -262,7 +279,7 @@ def _packed_formats(
     if kept:
         _log.info("weights: %s, kept in blocks of %s%s", title, kept, "; some upcast" if None in kinds else "")
     else:
-        _log.info("weights: %s, upcast to %s: no blocks hold such groups", title, name)
+        _log.info("weights: %s, upcast to %s: no blocks hold them", title, name)
     return checkpoint.formats
 
 

@@ -11,6 +11,7 @@ from typing import Protocol, cast
 import torch
 from plait_kernels.linear import Fp8Weight
 from plait_kernels.linear.fp8 import GROUP
+from plait_proto.quantisation import MODELOPT_FILE, with_modelopt_file
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -55,7 +56,7 @@ class SafetensorsFolder:
 
     def __init__(self, path: Path) -> None:
         """Read the quantisation and the headers; raises ``ModelFilesError``."""
-        stated = read_json(path / "config.json")
+        stated = read_folder_config(path)
         scheme = read_quantisation(stated)
         self.fp8: Fp8Scheme | None = scheme if isinstance(scheme, Fp8Scheme) else None
         self.packed: PackedLayout | None = None if isinstance(scheme, Fp8Scheme) else scheme
@@ -95,7 +96,7 @@ class SafetensorsFolder:
         """A view of the mapped file in the stored type; de-quantised tensors are float32."""
         if self.fp8 is not None and self.dtype(name) == FP8:
             return self._dequantised(name, self.fp8)
-        return self.read_as_stored(name, FLOATING)
+        return self.read_as_stored(name, FLOATING if self.fp8 is None else (*FLOATING, FP8))
 
     def fp8_weight(self, name: str) -> Fp8Weight | None:
         """In the mapped file, with its scales."""
@@ -190,6 +191,12 @@ def read_json(path: Path) -> Fields:
     if not isinstance(value, dict):
         raise ModelFilesError(f"{path} holds no JSON object: download it again")
     return Fields(value, str(path))
+
+
+def read_folder_config(path: Path) -> Fields:
+    """``config.json`` of a folder, with what ModelOpt's own file states beside it; raises ``ModelFilesError``."""
+    config, beside = read_json(path / "config.json"), path / MODELOPT_FILE
+    return with_modelopt_file(config, read_json(beside)) if beside.is_file() else config
 
 
 def _shards(path: Path) -> list[Path]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 from plait_proto.fields import Fields
 from plait_proto.quantisation import (
+    MODELOPT_FILE,
     MXFP4_GROUP,
     NOTHING_IGNORED,
     AwqConfig,
@@ -26,6 +29,7 @@ from plait_proto.quantisation import (
     config_groups,
     ignored_modules,
     read_quantisation_config,
+    with_modelopt_file,
 )
 
 from plait.errors import ModelNotFoundError, SettingsError
@@ -110,6 +114,15 @@ def read_storage(config: dict[str, Any], where: str) -> Storage:
         return storage
     ignored = ignored_modules(stated, _wide_targets(stated, found))
     return replace(storage, form=replace(storage.form, ignored=ignored))
+
+
+def with_modelopt_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A `config.json` with what ModelOpt's own file beside it states, as serve reads both."""
+    beside = path.with_name(MODELOPT_FILE)
+    if not beside.is_file():
+        return config
+    stated = _ModelFields(msgspec.json.decode(beside.read_bytes(), type=dict[str, Any]), str(beside))
+    return dict(with_modelopt_file(_ModelFields(config, str(path)), stated).values)
 
 
 def with_fp8(storage: Storage, quantization: str) -> Storage:
