@@ -127,8 +127,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Setting(
-            "number format of weights and KV; auto takes bfloat16 if the processor has it, else float32. With "
-            "bfloat16 a CPU keeps a GGUF's weights quantised"
+            "number format of weights and KV; auto takes bfloat16 if the processor has it, else float32. Only auto "
+            "keeps weights quantised as the files have them (a CPU: if that is bfloat16); any other type widens them"
         ),
     ] = "auto"
     quantization: Annotated[
