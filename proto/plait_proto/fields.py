@@ -29,11 +29,13 @@ class Fields:
         """Whether the field is there and not null."""
         return self.values.get(name) is not None
 
-    def integer(self, name: str, default: int | None = None, low: int = 1, high: int = MAX_INTEGER) -> int:
-        """A whole number in ``low ..= high``."""
+    def integer(
+        self, name: str, default: int | None = None, low: int = 1, high: int = MAX_INTEGER, other: str = ""
+    ) -> int:
+        """A whole number in ``low ..= high``; ``other`` is what else the caller takes, for the message."""
         value = self._value(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise self.value_error(name, f"a whole number from {low} to {high}")
+            raise self.value_error(name, f"a whole number from {low} to {high}{other and f', or {other}'}")
         return value
 
     def number(self, name: str, default: float | None = None, low: float = 0.0, high: float = 1e12) -> float:

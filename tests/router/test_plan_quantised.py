@@ -292,7 +292,7 @@ def test_a_scheme_that_serve_refuses_is_refused_in_its_words(
     [
         ("fp8", "quantization_config is 'fp8', but must be an object"),
         ({"quant_method": 8}, "quant_method is 8, but must be a string"),
-        (AWQ | {"group_size": 0}, "group_size is 0, but must be a whole number"),
+        (AWQ | {"group_size": -5}, "group_size is -5, but must be a whole number from 1 to 4294967296, or -1: "),
         (AWQ | {"group_size": "128"}, "group_size is '128', but must be a whole number"),
     ],
 )

@@ -38,4 +38,6 @@ def read_gptq(stated: Fields) -> GptqConfig:
 
 def read_group_size(stated: Fields, name: str) -> int | None:
     """Inputs that share a scale; None for all of an output, which files write as -1."""
-    return None if stated.values.get(name) == -1 else stated.integer(name)
+    if stated.values.get(name) == -1:
+        return None
+    return stated.integer(name, other="-1")

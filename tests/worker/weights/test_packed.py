@@ -325,7 +325,12 @@ CONFIGS = [
     ("awq", {"zero_point": False}, "awq with zero_point false"),
     ("awq", {"group_size": 48}, "has 64 inputs, which groups of 48 do not divide"),
     ("awq", {"group_size": 64}, "has shape [2, 8], but quantization_config asks for [1, 8]"),
-    ("awq", {"group_size": 0}, "group_size is 0, but must be a whole number"),
+    ("awq", {"group_size": 0}, "group_size is 0, but must be a whole number from 1 to 4294967296, or -1: "),
+    (
+        "compressed",
+        of_weights(group_size=-5),
+        "group_size is -5, but must be a whole number from 1 to 4294967296, or -1",
+    ),
     ("awq", {"modules_to_not_convert": ["up_proj"]}, "quantization_config says that model.layers.0.mlp.up_proj is not"),
     ("awq", {"quant_method": "bitsandbytes"}, "quantisation bitsandbytes is not supported; these are: AWQ"),
     ("awq", {"quant_method": "gptq"}, "the files do not belong together"),
