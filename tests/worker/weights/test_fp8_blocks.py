@@ -119,7 +119,14 @@ def test_a_rank_gets_its_part_of_a_quantised_matrix(quantised: Path) -> None:
     ("edit", "said"),
     [
         (lambda t: t.pop(f"{MATRIX}_scale_inv"), f"lack the tensor {MATRIX}_scale_inv"),
-        (lambda t: t.update({f"{MATRIX}_scale_inv": torch.ones(4, 3)}), r"are \[4, 3\], but its blocks \[4, 2\]"),
+        (
+            lambda t: t.update({f"{MATRIX}_scale_inv": torch.ones(4, 3)}),
+            r"are \[4, 3\], but blocks of \[24, 40\] \(weight_block_size or .*\) ask for \[4, 2\]",
+        ),
+        (
+            lambda t: t.update({f"{MATRIX}_scale": t.pop(f"{MATRIX}_scale_inv")}),
+            f"hold {MATRIX}_scale, but .* of FP8 by other quant_methods, or by fp8 without weight_block_size",
+        ),
         (lambda t: t.update({f"{MATRIX}_scale_inv": torch.ones(4, 2).int()}), "_scale_inv is I32"),
         (lambda t: t.update({"model.norm.weight_scale_inv": torch.ones(1)}), "norm.weight_scale_inv"),
         (
@@ -146,11 +153,13 @@ def test_scales_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"weight_block_size": None}, r"lack the tensor .*\.weight_scale: "),
         (
-            {"weight_block_size": [0, 128]},
-            r"weight_block_size is \[0, 128\], but must be two whole numbers from 1 to 65536",
+            {"weight_block_size": None},
+            r"weight_scale_inv, .* of FP8 blocks, which quant_method fp8 and weight_block_size",
         ),
+        ({"weight_block_size": [24, 20]}, r"are \[.*\], but blocks of \[24, 20\] \(weight_block_size or "),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "of FP8 blocks, which quant_method fp8 and weight_block"),
+        ({"weight_block_size": [0, 128]}, r"weight_block_size is \[0, 128\], but must be two whole"),
         ({"weight_block_size": [128]}, r"weight_block_size is \[128\], but must be two"),
         ({"fmt": "e5m2"}, "fp8 of format e5m2"),
         ({"activation_scheme": "static"}, "stored scales of activations"),
@@ -165,5 +174,7 @@ def test_other_quantisations_are_refused_by_name(changes: dict[str, Any], said: 
 
 def test_fp8_tensors_that_the_configuration_does_not_mention_are_refused(quantised: Path) -> None:
     state(quantised, None)
-    with pytest.raises(ModelFilesError, match="is F8_E4M3, which is not supported there"):
+    with pytest.raises(
+        ModelFilesError, match="weight_scale_inv, but quantization_config asks for other scales, or none"
+    ):
         load(quantised)

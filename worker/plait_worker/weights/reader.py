@@ -20,6 +20,11 @@ from plait_worker.weights.weight_memory import WeightMemory
 
 NUM_NAMED = 5
 """Names that an error message lists at most."""
+_SCALES_OF = {
+    "_scale_inv": "FP8 blocks, which quant_method fp8 and weight_block_size state",
+    "_scale": "FP8 by other quant_methods, or by fp8 without weight_block_size",
+}
+"""What files call the scales of a tensor, and how a configuration says so."""
 _PIECE_BYTES = 64 << 20
 """Whole rows that are copied to a GPU at a time, where a rank keeps some of their columns."""
 _LOOKED_UP = "embed_tokens.weight"
@@ -217,6 +222,7 @@ class Weights:
         full_name = self.prefix + name
         if full_name not in self.source.names:
             raise ModelFilesError(f"the model files lack the tensor {full_name}: download them again")
+        self._check_no_other_scales(full_name)
         found = self.source.shape(full_name)
         if found != shape:
             raise ModelFilesError(
@@ -224,6 +230,15 @@ class Weights:
                 "the files do not belong together"
             )
         return full_name
+
+    def _check_no_other_scales(self, full_name: str) -> None:
+        """Raise ``ModelFilesError`` if scales lie beside a tensor whose form has others, or none."""
+        for ending, form in _SCALES_OF.items():
+            if full_name + ending in self.source.names:
+                raise ModelFilesError(
+                    f"the model files hold {full_name}{ending}, but quantization_config asks for other scales, or "
+                    f"none: those are of {form}; correct it there, or download config.json again"
+                )
 
     def _slice(self, tensor: Tensor, rows: range | None, columns: range | None) -> Tensor:
         if rows is not None:

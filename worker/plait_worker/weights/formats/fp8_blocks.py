@@ -41,7 +41,8 @@ class Fp8Blocks:
             raise ValueError(f"its shape is {list(shape)}, but only matrices have blocks")
         num_blocks = self.num_blocks(shape)
         if tuple(scale.shape) != num_blocks:
-            raise ValueError(f"its scales are {list(scale.shape)}, but its blocks {list(num_blocks)}")
+            stated = f"{[self.rows, self.columns]} (weight_block_size or block_structure in quantization_config)"
+            raise ValueError(f"its scales are {list(scale.shape)}, but blocks of {stated} ask for {list(num_blocks)}")
 
 
 def scale_of_outputs(shape: tuple[int, ...], scale: Tensor) -> Tensor:

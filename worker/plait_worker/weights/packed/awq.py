@@ -67,8 +67,11 @@ class Awq:
         words = stored.read_as_stored(module + self.packed, layout.INT32)
         return ScaledIntegers(_outputs_first(words), _outputs_first(zeros).to(torch.int16), scale_GO.T.contiguous())
 
-    def check_values(self, _stored: StoredTensors, _modules: Sequence[str]) -> None:
+    def check_values(self, stored: StoredTensors, modules: Sequence[str]) -> None:
         """See ``PackedLayout``; there is one version of zeros."""
+        for module in modules:
+            num_outputs = self.shape(stored, module)[0]
+            layout.check_bits(stored, module, self.title, (num_outputs // _PER_WORD, num_outputs))
 
 
 def _outputs_first(words: Tensor) -> Tensor:

@@ -92,6 +92,9 @@ class Gptq:
 
         One of 255 integers is too little to tell.
         """
+        for module in modules:
+            num_outputs = self.shape(stored, module)[0]
+            layout.check_bits(stored, module, self.title, (self._zero_words(num_outputs), num_outputs))
         if self.scheme.is_symmetric or self.scheme.bits == 8:
             return
         sampled = modules[:: -(-len(modules) // _NUM_SAMPLED)]
@@ -106,11 +109,15 @@ class Gptq:
 
     def _zeros(self, stored: StoredTensors, module: str, shape: tuple[int, int]) -> Tensor:
         """int16 ``[O, G]``."""
-        name, num_words = f"{module}.qzeros", -(-shape[1] // self._per_word)
-        words = layout.read_fitting(stored, name, (shape[0], num_words))
+        name = f"{module}.qzeros"
+        words = layout.read_fitting(stored, name, (shape[0], self._zero_words(shape[1])))
         if self.scheme.is_symmetric:
             return self._middles(name, self._unpacked(words, shape[1]))
         return self._unpacked(words + _ONES[self.scheme.bits] * _ZERO_LESS_ONE[self.checkpoint_format], shape[1])
+
+    def _zero_words(self, num_outputs: int) -> int:
+        """Of each group."""
+        return -(-num_outputs // self._per_word)
 
     def _unpacked(self, words: Tensor, num_outputs: int) -> Tensor:
         return unpack(words, self.scheme.bits)[:, :num_outputs].T.contiguous().to(torch.int16)

@@ -107,7 +107,7 @@ class PackedLayout(Protocol):
         ...
 
     def check_values(self, stored: StoredTensors, modules: Sequence[str]) -> None:
-        """Raise ``ModelFilesError`` if the matrices' values show that the configuration is wrong."""
+        """Raise ``ModelFilesError`` if the matrices' shapes or values show that the configuration is wrong."""
         ...
 
 
@@ -117,6 +117,22 @@ def sides(stored: StoredTensors, name: str) -> tuple[int, int]:
     if len(shape) != 2 or not all(shape):
         raise ModelFilesError(f"tensor {name} has shape {list(shape)}, but must be a matrix: download the model again")
     return shape[0], shape[1]
+
+
+def check_bits(stored: StoredTensors, module: str, title: str, zeros_and_scales: tuple[int, int]) -> None:
+    """Raise ``ModelFilesError`` if AWQ's or GPTQ's zeros and scales have other columns than the integers ask for.
+
+    They have if the files are of another method or of other bits than ``title``. What is no matrix is refused as it is
+    read.
+    """
+    names = [f"{module}.{part}" for part in ("qweight", "qzeros", "scales")]
+    shapes = [stored.shape(name) if stored.holds(name) else () for name in names]
+    if any(len(shape) == 2 and shape[1] != width for shape, width in zip(shapes[1:], zeros_and_scales, strict=True)):
+        found = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
+        raise ModelFilesError(
+            f"the shapes of tensors {found} are not those of {title}, which quantization_config says: the files do not "
+            "belong together; correct quant_method or bits there, or download the model again"
+        )
 
 
 def read_fitting(stored: StoredTensors, name: str, shape: tuple[int, ...], types: tuple[str, ...] = INT32) -> Tensor:
