@@ -212,9 +212,9 @@ ACT_ORDER = GPTQ | {"desc_act": True}
 @pytest.mark.parametrize(
     ("config", "stored", "said"),
     [
-        (QWEN3_MOE, ACT_ORDER, "experts in 16 bits, 0.3 GB instead of 0.1 GB"),
-        (QWEN3_MOE, packed("int", 4, actorder="group"), "experts in 16 bits, 0.3 GB instead of 0.1 GB"),
-        (V2_LITE, ACT_ORDER, "experts and shared experts in 16 bits, 1.1 GB instead of 0.3 GB"),
+        (QWEN3_MOE, ACT_ORDER, "experts in 16 bits, 302 MB instead of 78 MB"),
+        (QWEN3_MOE, packed("int", 4, actorder="group"), "experts in 16 bits, 302 MB instead of 85 MB"),
+        (V2_LITE, ACT_ORDER, "experts and shared experts in 16 bits, 1.1 GB instead of 294 MB"),
     ],
 )
 def test_experts_that_act_order_widens_are_counted_and_named(

@@ -13,7 +13,7 @@ from plait.plan.gpus import Gpu
 from plait.plan.layout import CONTEXT_BYTES, Layout, Memory, layouts, memory
 from plait.plan.model import PlannedModel
 from plait.plan.settings import MAX_GPUS, PlanSettings
-from plait.plan.words import gb, held_as
+from plait.plan.words import amount, held_as
 
 LaidOut = tuple[Layout, Memory]
 
@@ -60,10 +60,10 @@ def _fitting(model: PlannedModel, gpu: Gpu, settings: PlanSettings, numbers: ran
 def _too_large(model: PlannedModel, gpu: Gpu, settings: PlanSettings) -> StartError:
     given, num_tokens = settings.machine.gpus, settings.load.num_tokens
     usable = (gpu.memory_bytes - CONTEXT_BYTES) * (settings.server.memory_fraction or MEMORY_FRACTION)
-    weights = f"{gb(Layout(1, 1).weight_bytes(model))} {held_as(model.storage)}"
+    weights = f"{amount(Layout(1, 1).weight_bytes(model))} {held_as(model.storage)}"
     verb = "has" if given == 1 else "have"
     return StartError(
-        f"the weights take {weights}, and {given} {gpu.name} {verb} {gb(usable * given)} for weights, steps and KV "
+        f"the weights take {weights}, and {given} {gpu.name} {verb} {amount(usable * given)} for weights, steps and KV "
         f"pages; no layout holds a request of {num_tokens:,} tokens: {_advice(model, gpu, settings)}",
         ExitCode.HARDWARE,
     )

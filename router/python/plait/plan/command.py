@@ -19,7 +19,7 @@ from plait.plan.rates import Expectations, Expected
 from plait.plan.serve_command import command_lines
 from plait.plan.settings import PlanSettings
 from plait.plan.stored_form import on_gpu
-from plait.plan.words import act_order_note, gb, held_as
+from plait.plan.words import act_order_note, amount, held_as
 
 STREAMS = (1, 8, 64, 256, 1024)
 """Loads of the second table."""
@@ -80,8 +80,8 @@ class _Plan:
     def _summary(self) -> str:
         halves = 2 if self._settings.server.kv_cache_dtype == "fp8" else 1
         return (
-            f"{self._settings.machine.gpus} {self._gpu.name} of {gb(self._gpu.memory_bytes)}; "
-            f"weights {gb(Layout(1, 1).weight_bytes(self._shape))} {held_as(self._shape.storage)}; "
+            f"{self._settings.machine.gpus} {self._gpu.name} of {amount(self._gpu.memory_bytes)}; "
+            f"weights {amount(Layout(1, 1).weight_bytes(self._shape))} {held_as(self._shape.storage)}; "
             f"KV of a token {self._shape.size.kv_bytes_per_token / halves / 1e3:,.1f} kB"
         )
 
@@ -99,7 +99,9 @@ class _Plan:
 
     def _cells(self, choice: Choice) -> Iterator[str]:
         layout, memory, expected = choice
-        yield from (gb(size) for size in (memory.weight_bytes, memory.step_bytes, memory.num_pages * memory.page_bytes))
+        yield from (
+            amount(size) for size in (memory.weight_bytes, memory.step_bytes, memory.num_pages * memory.page_bytes)
+        )
         yield f"{memory.kv_tokens * layout.dp:,}"
         for length in (self._load.num_tokens, self._context):
             yield f"{memory.num_requests(length) * layout.dp:,}"

@@ -6,9 +6,9 @@ from plait.plan.parts import ActOrderCost
 from plait.plan.stored_form import Storage
 
 
-def gb(num_bytes: float) -> str:
-    """Gigabytes."""
-    return f"{num_bytes / 1e9:,.1f} GB"
+def amount(num_bytes: float) -> str:
+    """In gigabytes, or megabytes if it is less than one."""
+    return f"{num_bytes / 1e6:,.0f} MB" if num_bytes < 1e9 else f"{num_bytes / 1e9:,.1f} GB"
 
 
 def held_as(storage: Storage) -> str:
@@ -20,6 +20,6 @@ def held_as(storage: Storage) -> str:
 def act_order_note(cost: ActOrderCost) -> str:
     """What act-order costs in memory, and why."""
     return (
-        f"Act-order (desc_act, actorder): {' and '.join(cost.names)} in 16 bits, {gb(cost.num_bytes)} instead of "
-        f"{gb(cost.quantised_bytes)}; no kernels take experts whose groups mix inputs."
+        f"Act-order (desc_act, actorder): {' and '.join(cost.names)} in 16 bits, {amount(cost.num_bytes)} instead of "
+        f"{amount(cost.quantised_bytes)}; no kernels take experts whose groups mix inputs."
     )
