@@ -104,7 +104,7 @@ def install_torch() -> None:
 
 def install_rooms(extras: Sequence[str], router_profile: str) -> None:
     """Build and install the four distributions in place; one command, since they pin each other."""
-    say(f"building the router ({router_profile}) and installing the four packages")
+    say(f"building the router ({router_profile}) and installing the four packages; the first build takes some minutes")
     worker = "./worker[cuda]" if has_nvidia_gpu() else "./worker"
     rooms = [f".[{','.join(extras)}]", *(worker if room == "worker" else f"./{room}" for room in ROOMS)]
     profile = () if router_profile == RELEASE else ("--config-settings", f"build-args=--profile {router_profile}")
