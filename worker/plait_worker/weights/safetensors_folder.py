@@ -136,7 +136,9 @@ class SafetensorsFolder:
                 return scale_of_outputs(shape, stored)
             fp8.blocks.check(shape, stored)
         except ValueError as error:
-            raise ModelFilesError(f"tensor {name} cannot be de-quantised: {error}; download the model again") from error
+            raise ModelFilesError(
+                f"tensor {name} cannot be de-quantised: {error}; correct it, or download the model again"
+            ) from error
         return stored
 
     def read_as_stored(self, name: str, types: tuple[str, ...]) -> Tensor:
