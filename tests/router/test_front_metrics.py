@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -27,6 +28,13 @@ class Counted:
     def lines(self, *, with_keys: bool = True) -> list[str]:
         return self.front.text(with_keys=with_keys).decode().splitlines()
 
+    def lines_with(self, line: str) -> list[str]:
+        """An answer is counted once it is sent: its client may have it before."""
+        deadline = time.monotonic() + 20
+        while line not in (lines := self.lines()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return lines
+
 
 @pytest.fixture
 def counted() -> Iterator[Counted]:
@@ -45,7 +53,7 @@ def test_answers_are_counted_by_path_and_status_and_use_by_key(counted: Counted)
     stream = door.wait_for(1)
     door.engine.send(record(stream, b"{}", LAST), record(stream, struct.pack("<QQB", 70, 5, 1), USED))
     asking.answer()
-    lines = counted.lines()
+    lines = counted.lines_with(f'plait_http_answers_total{{path="{CHAT}",status="200"}} 1')
     for path, status, num in (
         ("/v1/models", 200, 1),
         ("/v1/models", 401, 1),
