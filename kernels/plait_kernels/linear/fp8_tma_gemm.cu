@@ -174,8 +174,8 @@ __device__ void multiply_scaled(float (&sums)[ROWS / 2], const Place& place, con
     }
 }
 
-// Once all inputs are multiplied, as its weights would delay this kernel's. Larger tiles were fastest if it begins when they
-// have ended.
+// Once all inputs are multiplied, as its weights would delay this kernel's. Larger tiles were fastest if it begins when
+// they have ended.
 __device__ void let_the_next_kernel_begin_early() {
     if (ROWS <= 64) let_the_next_kernel_begin();
 }

@@ -75,16 +75,16 @@ def _read_integers(stated: Fields) -> PackedConfig:
 
 def _read_scheme(stated: Fields, group: Fields) -> IntegerScheme:
     if group.text("format", _PACKED) != _PACKED:
-        raise not_supported(stated, f"{METHOD} with a group of format {group.text('format')[:40]}")
+        raise not_supported(stated, f"{METHOD} with a group of format {group.text('format')}")
     if group.has("input_activations"):
         raise not_supported(stated, f"{METHOD} of integer weights with quantised activations")
     weights = group.nested("weights")
     kind, bits = weights.text("type", "int"), weights.integer("num_bits", 0, 0)
     strategy, order = weights.text("strategy", "of no name"), weights.values.get("actorder")
     if kind != "int" or bits not in INTEGER_BITS or strategy not in ("group", "channel"):
-        raise not_supported(stated, f"{METHOD} of {bits}-bit {kind} weights, strategy {strategy[:20]}")
+        raise not_supported(stated, f"{METHOD} of {bits}-bit {kind} weights, strategy {strategy}")
     if order not in _ACT_ORDERS:
-        raise not_supported(stated, f"{METHOD} with actorder {str(order)[:20]}")
+        raise not_supported(stated, f"{METHOD} with actorder {order}")
     size = None if strategy == "channel" else read_group_size(weights, "group_size")
     return IntegerScheme(bits, size, weights.boolean("symmetric", True), order in _MIXING)
 

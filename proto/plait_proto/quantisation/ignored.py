@@ -17,30 +17,36 @@ MATCHING_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
+class _Expressions:
+    """Regular expressions, and how long they may take."""
+
+    compiled: tuple[re.Pattern[str], ...]
+    limit: TimeLimit = field(compare=False)
+
+    def match(self, module: str) -> bool:
+        """Whether one matches from the beginning of a module's name."""
+        with self.limit.held():
+            return any(expression.match(module) for expression in self.compiled)
+
+
+@dataclass(frozen=True, slots=True)
 class IgnoredModules:
     """What the patterns of one checkpoint name."""
 
     names: frozenset[str] = frozenset()
-    expressions: tuple[re.Pattern[str], ...] = ()
-    """Matched from the beginning of a module's name."""
+    expressions: _Expressions | None = None
     is_exact: bool = False
     """Whether a name means one module; else also those below it, and it may be any part of the path."""
-    limit: TimeLimit = field(default_factory=lambda: TimeLimit(MATCHING_SECONDS, TimeoutError()), compare=False)
-    """Of matching."""
 
     def __bool__(self) -> bool:
         """Whether there are any."""
-        return bool(self.names or self.expressions)
+        return bool(self.names) or self.expressions is not None
 
     def __contains__(self, module: str) -> bool:
         """Whether the module keeps 16 bits."""
-        if self.expressions and self._matches(module):
+        if self.expressions is not None and self.expressions.match(module):
             return True
         return module in self.names if self.is_exact else not self.names.isdisjoint(_parts(module))
-
-    def _matches(self, module: str) -> bool:
-        with self.limit.held():
-            return any(expression.match(module) for expression in self.expressions)
 
 
 NOTHING_IGNORED = IgnoredModules()
@@ -57,7 +63,8 @@ def read_ignored(stated: Fields, patterns: Iterable[str], *, is_exact: bool) -> 
     if stars := [translate(pattern) for pattern in others if "*" in pattern]:
         expressions.append(re.compile("|".join(stars)))
     names = frozenset(pattern for pattern in others if "*" not in pattern)
-    return IgnoredModules(names, tuple(expressions), is_exact, TimeLimit(MATCHING_SECONDS, _too_slow(stated)))
+    limited = _Expressions(tuple(expressions), TimeLimit(MATCHING_SECONDS, _too_slow(stated))) if expressions else None
+    return IgnoredModules(names, limited, is_exact)
 
 
 def _too_slow(stated: Fields) -> Exception:

@@ -14,7 +14,7 @@ def read_awq(stated: Fields) -> AwqConfig:
     version = stated.text("version", "gemm")
     bits = stated.integer("w_bit" if stated.has("w_bit") else "bits", low=0)
     if version.lower() != "gemm" or bits != CODE_BITS:
-        raise not_supported(stated, f"awq of version {version[:20]} with {bits} bits")
+        raise not_supported(stated, f"awq of version {version} with {bits} bits")
     if not stated.boolean("zero_point", True):
         raise not_supported(stated, "awq with zero_point false")
     size = "q_group_size" if stated.has("q_group_size") else "group_size"
@@ -27,7 +27,7 @@ def read_gptq(stated: Fields) -> GptqConfig:
     if bits not in INTEGER_BITS:
         raise not_supported(stated, f"gptq with {bits} bits")
     if stored_as not in _CHECKPOINT_FORMATS or stated.boolean("is_marlin_format", False):
-        raise not_supported(stated, f"gptq of checkpoint_format {stored_as[:20]}")
+        raise not_supported(stated, f"gptq of checkpoint_format {stored_as}")
     if any(not rule.startswith("-") for rule in stated.nested("dynamic").values):
         raise not_supported(stated, "gptq with other schemes for some layers (dynamic)")
     size = read_group_size(stated, "group_size")

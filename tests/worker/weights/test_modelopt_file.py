@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plait.errors import ModelNotFoundError
 from plait.plan.model import read_model
 from plait_testing.fp8_models import write_fp8
 from plait_testing.packed_models import FORMS, state_in_modelopts_file, write_packed
@@ -49,15 +50,18 @@ def test_config_json_wins_where_both_state_something(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("[]", "hf_quant_config.json holds no JSON object"),
+        ("[]", "hf_quant_config.json (holds|is) no JSON object"),
+        ('{"quantization":', "hf_quant_config.json is (not valid JSON|no JSON object)"),
         ('{"quantization": 7}', "quantization is 7, but must be an object"),
         ('{"quantization": {"quant_algo": "W4A8_AWQ"}}', "and hf_quant_config.json, quantization_config: quantisation"),
     ],
 )
 def test_a_file_that_is_not_understood_is_refused_by_name(
-    written: str, said: str, check_models: Path, tmp_path: Path
+    written: str, said: str, check_models: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     (tmp_path / "config.json").write_text((check_models / "recall-gqa" / "config.json").read_text())
     (tmp_path / "hf_quant_config.json").write_text(written)
     with pytest.raises(ModelFilesError, match=said):
         SafetensorsFolder(tmp_path)
+    with pytest.raises(ModelNotFoundError, match=said):
+        read_model(str(tmp_path), tmp_path_factory.mktemp("scratch"))

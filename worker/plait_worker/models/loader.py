@@ -166,9 +166,9 @@ def _dense_names(files: TensorSource, formats: Sequence[WeightFormat[Any]], para
 
 def _say_what_is_cut(dense: Collection[str], chosen: torch.dtype, parallel: Parallel) -> None:
     if dense:
-        where = f"{parallel.world} ranks would cut" if parallel.world > 1 else "stacked experts would cut"
-        name = str(chosen).removeprefix("torch.")
-        _log.info("weights: %d matrices upcast to %s: %s blocks of theirs or of their layer", len(dense), name, where)
+        several = f"{parallel.world} ranks would cut blocks of theirs or of their layer"
+        why = several if parallel.world > 1 else "not all experts of their layer can stay in blocks"
+        _log.info("weights: %d matrices upcast to %s: %s", len(dense), str(chosen).removeprefix("torch."), why)
 
 
 def _say_what_is_left_out(unused: Collection[str], config: ModelConfig, num_tensors: int) -> None:

@@ -14,7 +14,7 @@ from plait_proto.divided_model import DividedModel, check_layout
 from plait._router import model_size
 from plait.errors import ModelNotFoundError, SettingsError
 from plait.gpu_sizes import ModelSize, kv_copies
-from plait.plan.stored_form import Storage, read_storage, with_modelopt_config
+from plait.plan.stored_form import Storage, config_fields, read_storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,9 @@ def read_model(model: str, scratch: Path) -> PlannedModel:
         )
     copy = scratch / "config.json"
     try:
-        stated = with_modelopt_config(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]), path)
-        found, storage = _check_family(stated, path), read_storage(stated, str(path))
+        fields = config_fields(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]), path)
+        stated = dict(fields.values)
+        found, storage = _check_family(stated, path), read_storage(stated, fields.where)
         dense = _dense_layers(stated)
         config = _as_loaded(stated, len(dense))
         copy.write_bytes(msgspec.json.encode(config))

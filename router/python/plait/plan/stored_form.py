@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from plait_proto import UNDECODABLE
 from plait_proto.fields import Fields
 from plait_proto.quantisation import (
     MODELOPT_FILE,
@@ -116,13 +117,19 @@ def read_storage(config: dict[str, Any], where: str) -> Storage:
     return replace(storage, form=replace(storage.form, ignored=ignored))
 
 
-def with_modelopt_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """A `config.json` with what ModelOpt's own file beside it states, as serve reads both."""
-    beside = path.with_name(MODELOPT_FILE)
+def config_fields(config: dict[str, Any], path: Path) -> Fields:
+    """Those of a `config.json`, with what ModelOpt's own file beside it states, as serve reads both.
+
+    Raises `ModelNotFoundError` for a file that is no JSON object.
+    """
+    fields, beside = _ModelFields(config, str(path)), path.with_name(MODELOPT_FILE)
     if not beside.is_file():
-        return config
-    stated = _ModelFields(msgspec.json.decode(beside.read_bytes(), type=dict[str, Any]), str(beside))
-    return dict(with_modelopt_file(_ModelFields(config, str(path)), stated).values)
+        return fields
+    try:
+        stated = msgspec.json.decode(beside.read_bytes(), type=dict[str, Any])
+    except (OSError, *UNDECODABLE) as error:
+        raise ModelNotFoundError(f"{beside} is no JSON object ({error}): download it again") from error
+    return with_modelopt_file(fields, _ModelFields(stated, str(beside)))
 
 
 def with_fp8(storage: Storage, quantization: str) -> Storage:
