@@ -20,7 +20,7 @@ from plait_worker.attention.lengths import slot_mapping
 from plait_worker.attention.spec import MhaShape, distinct
 from plait_worker.cache import KVCache
 from plait_worker.graph_inputs import GraphInputs
-from plait_worker.graph_sizes import GraphSize, capture_sizes, needed_size
+from plait_worker.graph_sizes import MOST_PLANNED, GraphSize, capture_sizes, needed_size
 from plait_worker.graphs import StepGraphs
 from plait_worker.models.loader import load_model
 from plait_worker.models.model import Model
@@ -157,12 +157,33 @@ def test_planned_steps_hold_whole_token_budgets(num_prompt: int, num_decode: int
     assert roomy[0].context_tokens == 1024
 
 
-def test_several_ranks_capture_steps_of_many_prompts_that_one_rank_launches() -> None:
-    needed = GraphSize(8192 - 200, 64, 200, 8000)
-    assert not [size for size in capture_sizes(256, 8192, (0, 4096, 8192)) if size.fits(needed)]
-    (roomy,) = [size for size in capture_sizes(256, 8192, (0, 4096, 8192), num_ranks=2) if size.fits(needed)]
-    assert (roomy.prompt_tokens, roomy.decode_rows, roomy.context_tokens) == (8192, 256, 8192)
-    assert max(size.prompt_tokens for size in capture_sizes(256, 8000, (0,), num_ranks=2)) == 5120
+def planned_for(needed: GraphSize, max_tokens: int) -> list[GraphSize]:
+    made = capture_sizes(512, max_tokens, (0, 1024, 4096, 8192))
+    return [size for size in made if size.context_tokens is not None and size.fits(needed)]
+
+
+@pytest.mark.parametrize("max_tokens", [4096, 8000, 8192])
+@pytest.mark.parametrize("num_decode", [0, 1, 32, 33, 128, 129, 256, 384, 512])
+@pytest.mark.parametrize("num_cached", [0, 1000, 8000])
+def test_a_full_step_has_a_graph_of_hardly_more_tokens(max_tokens: int, num_decode: int, num_cached: int) -> None:
+    needed = GraphSize(max_tokens - num_decode, 64, num_decode, num_cached)
+    best = planned_for(needed, max_tokens)[0]
+    assert best.num_tokens < max_tokens + 2 * 128
+    assert best.context_tokens == {0: 0, 1000: 1024, 8000: 8192}[num_cached]
+
+
+@pytest.mark.parametrize("num_prompt", [*range(3073, 8193, 512), 8192])
+def test_larger_steps_have_graphs_that_they_fill_by_three_quarters(num_prompt: int) -> None:
+    best = planned_for(GraphSize(num_prompt, 8, 9, 99), 8192)[0]
+    assert best.prompt_tokens * 3 <= num_prompt * 4
+
+
+def test_no_graph_has_more_prompt_tokens_than_lists_were_made_for() -> None:
+    assert max(size.prompt_tokens for size in capture_sizes(256, 16_384, (0,))) == MOST_PLANNED
+
+
+def test_the_usual_step_has_no_graph_of_more_tokens() -> None:
+    assert max(size.num_tokens for size in capture_sizes(64, 2048, (0, 8192))) == 2048 + 64
 
 
 def test_no_graph_is_larger_than_a_step_may_be() -> None:

@@ -18,17 +18,22 @@ MIXED_DECODE_ROWS = (16, 32, 64, 128, 192, 256, 384, 512)
 TILE, TILES = 128, (*range(1, 9), *range(10, 17, 2))
 """Tokens of steps with prompts, prompt and decode tokens together: a GEMM takes as long for part of a tile as for all.
 
-Larger steps keep the device busy for longer than the host needs to launch them kernel by kernel.
+Larger steps keep the device busy for longer than the host needs to launch them kernel by kernel, unless prompts are
+planned.
 """
 PLANNED_DECODE_ROWS, PLANNED_TILES = (32, 256, 512), (4, 8, 12, 16, 24)
 """Of steps whose prompts are planned; the tiles hold prompt tokens alone. There are fewer, since each exists once for
 every context size.
 
-Such a step has more kernels. On an H200 they take as long as their launches at some 3,500 tokens (16 heads, 27 layers:
-38 ms).
+Such a step has more kernels. The host launches those of a layer in 1.3 ms, or 2.6 where others use its cores: for the
+27 layers of DeepSeek-V2-Lite it needs as long as an H200 for 3,500 tokens, or for 8,192.
 """
-LARGE_PLANNED_TILES = (40, 64)
-"""Of several ranks besides, which launch as long for a share of the work. They have no cached tokens or the most."""
+LARGE_PLANNED_TILES = (32, 40, 52)
+"""Besides, up to the full step's, with no cached tokens or the most."""
+MOST_PLANNED = 64 * TILE
+"""Prompt tokens. Larger steps keep the device busy for longer than the slower launches take."""
+FULL_STEP_ROWS = (32, 128, 256, 384, 512)
+"""Decode rows of steps whose prompts take what these leave of the tokens of a step: most do under load."""
 LEAST_PROMPT = 64
 """Prompt tokens of the smallest mixed step that has a graph."""
 PROMPT_ROWS, PLANNED_PROMPT_ROWS = 17, 65
@@ -78,7 +83,7 @@ def needed_size(inputs: StepInputs) -> GraphSize:
     return GraphSize(inputs.num_tokens - num_decode, num_prefill, num_decode, int(inputs.starts_R[:num_prefill].sum()))
 
 
-def capture_sizes(max_rows: int, max_tokens: int, contexts: Sequence[int] = (), num_ranks: int = 1) -> list[GraphSize]:
+def capture_sizes(max_rows: int, max_tokens: int, contexts: Sequence[int] = ()) -> list[GraphSize]:
     """Graphs for up to ``max_rows`` decode rows and steps of ``max_tokens`` tokens, smallest first.
 
     Those whose prompts are planned hold one of ``contexts`` cached tokens, smallest first too.
@@ -89,15 +94,26 @@ def capture_sizes(max_rows: int, max_tokens: int, contexts: Sequence[int] = (), 
         for tiles, rows in itertools.product(TILES, (0, *_up_to(MIXED_DECODE_ROWS, max_rows)))
         if tiles * TILE - rows >= LEAST_PROMPT and tiles * TILE <= max_tokens
     ]
-    kinds = list(itertools.product(PLANNED_TILES, contexts))
-    if num_ranks > 1:
-        kinds += itertools.product(LARGE_PLANNED_TILES, dict.fromkeys((*contexts[:1], *contexts[-1:])))
-    planned = [
-        GraphSize(tiles * TILE, PLANNED_PROMPT_ROWS, rows, context)
-        for (tiles, context), rows in itertools.product(kinds, [*_up_to(PLANNED_DECODE_ROWS, max_rows)])
-        if tiles * TILE <= max_tokens
-    ]
-    return sorted(decode + mixed + planned, key=lambda size: (size.num_tokens, size.context_tokens or 0))
+    planned = {*_planned(max_rows, max_tokens, contexts), *_full(max_rows, min(max_tokens, MOST_PLANNED), contexts)}
+    return sorted([*decode, *mixed, *planned], key=lambda size: (size.num_tokens, size.context_tokens or 0))
+
+
+def _planned(max_rows: int, max_tokens: int, contexts: Sequence[int]) -> Iterator[GraphSize]:
+    """Of some tiles each."""
+    kinds = [*itertools.product(PLANNED_TILES, contexts)]
+    kinds += itertools.product(LARGE_PLANNED_TILES, dict.fromkeys((*contexts[:1], *contexts[-1:])))
+    for (tiles, context), rows in itertools.product(kinds, [*_up_to(PLANNED_DECODE_ROWS, max_rows)]):
+        if tiles * TILE <= max_tokens:
+            yield GraphSize(tiles * TILE, PLANNED_PROMPT_ROWS, rows, context)
+
+
+def _full(max_rows: int, max_tokens: int, contexts: Sequence[int]) -> Iterator[GraphSize]:
+    """Of so many tokens, if they are more than those that ``PLANNED_TILES`` hold."""
+    rows = [*_up_to(FULL_STEP_ROWS, max_rows)]
+    for fewest, most in itertools.pairwise((-1, *rows)):
+        tiles = -(-(max_tokens - fewest - 1) // TILE)
+        if tiles > PLANNED_TILES[-1]:
+            yield from (GraphSize(tiles * TILE, PLANNED_PROMPT_ROWS, most, context) for context in contexts)
 
 
 def _up_to(steps: Sequence[int], largest: int) -> Iterator[int]:

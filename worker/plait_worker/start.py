@@ -328,7 +328,7 @@ def _graph_sizes(loaded: Loaded) -> list[GraphSize]:
     contexts = () if prompts is None else prompts.contexts
     max_rows = min(config.device.cuda_graph_max_bs or DECODE_ROWS[-1], config.max_seqs)
     max_tokens = 0 if prompts is None else config.max_batch_tokens
-    return capture_sizes(max_rows, max_tokens, contexts, parallel.everyone.world)
+    return capture_sizes(max_rows, max_tokens, contexts)
 
 
 def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:

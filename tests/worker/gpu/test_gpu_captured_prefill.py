@@ -54,7 +54,7 @@ class BothWays:
     def _capture(self) -> StepGraphs:
         prompts = self.attention.captured_prefill
         assert prompts is not None
-        wanted = capture_sizes(NUM_SLOTS, 8192, prompts.contexts, num_ranks=2)
+        wanted = capture_sizes(NUM_SLOTS, 8192, prompts.contexts)
         logits = torch.empty(max(size.num_rows for size in wanted), VOCAB, dtype=torch.bfloat16, device=GPU)
         return capture(wanted, Captured(self.slots, self._compute, self.model.greedy_ids, logits, VOCAB, prompts))
 

@@ -22,7 +22,7 @@ from plait_worker.attention.mla.ragged_prefill import Chunk, RaggedStep, plan_ra
 from plait_worker.attention.mla.short_extend import best_captured_size
 from plait_worker.attention.plan_ring import PlanRing
 from plait_worker.attention.spec import MlaShape
-from plait_worker.graph_sizes import LARGE_PLANNED_TILES, PLANNED_PROMPT_ROWS, TILE, GraphSize
+from plait_worker.graph_sizes import MOST_PLANNED, PLANNED_PROMPT_ROWS, GraphSize
 from plait_worker.rows import DeviceContext, Rows
 
 _CHUNK, _SHORT_CONTEXT = 4096, 1024
@@ -99,5 +99,5 @@ class _PlanBuffers:
             backend="fa3",
         )
         wrapper.reset_workspace_buffer(self._workspace, self._lists)
-        most_P = padded_lengths(LARGE_PLANNED_TILES[-1] * TILE, PLANNED_PROMPT_ROWS, [])
+        most_P = padded_lengths(MOST_PLANNED, PLANNED_PROMPT_ROWS, [])
         return plan_ragged(wrapper, shape, most_P, most_P, is_causal=True)
