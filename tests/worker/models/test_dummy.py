@@ -49,3 +49,8 @@ def test_a_tensor_is_drawn_by_its_name() -> None:
     assert torch.equal(below.take("q_proj.weight", (64, 32), rows=range(16, 32)), whole[16:32])
     assert torch.equal(below.take("q_proj.weight", (64, 32), columns=range(8, 16)), whole[:, 8:16])
     assert not torch.equal(weights.with_prefix("model.layers.4").take("q_proj.weight", (64, 32)), whole)
+
+
+def test_random_weights_are_said_to_be_random(save_tiny: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    dummy_model(save_tiny("llama").path, "float32", CPU, Parallel())
+    assert [record.levelname for record in caplog.records if "random" in record.message] == ["WARNING"]

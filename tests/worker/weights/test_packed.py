@@ -324,7 +324,7 @@ CONFIGS = [
     ("awq", {"bits": 3}, "awq of version gemm with 3 bits"),
     ("awq", {"zero_point": False}, "awq with zero_point false"),
     ("awq", {"group_size": 48}, "has 64 inputs, which groups of 48 do not divide"),
-    ("awq", {"group_size": 64}, "has shape [2, 8], but quantization_config asks for [1, 8]"),
+    ("awq", {"group_size": 64}, "asks for [1, 64]: the files do not belong together; correct group_size there"),
     ("awq", {"group_size": 0}, "group_size is 0, but must be a whole number from 1 to 4294967296, or -1: "),
     (
         "compressed",

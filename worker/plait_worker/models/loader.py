@@ -210,6 +210,7 @@ def dummy_model(
 
     Raises as ``load_model`` does; if memory is too small, before any weight is made.
     """
+    _log.warning("weights: random, as --load-format dummy asks: no answer means anything")
     config = open_config(path).without_unused_window(max_model_len)
     _check_layout(config, parallel)
     chosen, formats = choose_dtype(dtype, device), list[WeightFormat[Any]]()

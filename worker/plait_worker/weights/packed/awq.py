@@ -62,8 +62,8 @@ class Awq:
         """See ``PackedLayout``."""
         num_outputs, num_inputs = self.shape(stored, module)
         groups = layout.num_groups(module, num_inputs, self.scheme.group_size)
-        zeros = layout.read_fitting(stored, f"{module}.qzeros", (groups, num_outputs // _PER_WORD))
         scale_GO = layout.read_scales(stored, f"{module}.scales", (groups, num_outputs))
+        zeros = layout.read_fitting(stored, f"{module}.qzeros", (groups, num_outputs // _PER_WORD))
         words = stored.read_as_stored(module + self.packed, layout.INT32)
         return ScaledIntegers(_outputs_first(words), _outputs_first(zeros).to(torch.int16), scale_GO.T.contiguous())
 

@@ -135,22 +135,24 @@ def check_bits(stored: StoredTensors, module: str, title: str, zeros_and_scales:
         )
 
 
-def read_fitting(stored: StoredTensors, name: str, shape: tuple[int, ...], types: tuple[str, ...] = INT32) -> Tensor:
-    """A tensor that must be there in this shape."""
+def read_fitting(
+    stored: StoredTensors, name: str, shape: tuple[int, ...], types: tuple[str, ...] = INT32, field: str | None = None
+) -> Tensor:
+    """A tensor that must be there in this shape, which follows from a ``field`` of quantization_config."""
     if not stored.holds(name):
         raise ModelFilesError(f"the model files lack the tensor {name}: download them again")
     found = stored.shape(name)
     if found != shape:
         raise ModelFilesError(
             f"tensor {name} has shape {list(found)}, but quantization_config asks for {list(shape)}: the files do not "
-            "belong together; download the model again"
+            f"belong together; {'' if field is None else f'correct {field} there, or '}download the model again"
         )
     return stored.read_as_stored(name, types)
 
 
 def read_scales(stored: StoredTensors, name: str, shape: tuple[int, ...]) -> Tensor:
     """float32, all of them numbers that float16 can hold."""
-    scale = read_fitting(stored, name, shape, _SCALES).float()
+    scale = read_fitting(stored, name, shape, _SCALES, field="group_size").float()
     if not (torch.isfinite(scale).all() and scale.abs().max() <= _MAX_SCALE):
         raise ModelFilesError(
             f"tensor {name} holds a scale that is no number or above {_MAX_SCALE:,.0f}: download the model again"
