@@ -182,6 +182,21 @@ def test_no_graph_has_more_prompt_tokens_than_lists_were_made_for() -> None:
     assert max(size.prompt_tokens for size in capture_sizes(256, 16_384, (0,))) == MOST_PLANNED
 
 
+@pytest.mark.parametrize("num_decode", [0, 32, 129, 256, 512])
+def test_steps_of_larger_budgets_have_graphs_of_the_most_prompt_tokens(num_decode: int) -> None:
+    for max_tokens in (8200 + num_decode, 16_384):
+        best = planned_for(GraphSize(MOST_PLANNED, 8, num_decode, 0), max_tokens)[0]
+        assert best.num_tokens < MOST_PLANNED + num_decode + 128
+
+
+@pytest.mark.parametrize("max_tokens", [3073, 4000, 8000, 8191, 8192, 9000])
+@pytest.mark.parametrize("max_rows", [1, 8, 32, 64, 129, 256, 1024])
+def test_padding_of_a_full_step_fits_the_buffers_of_ranks(max_rows: int, max_tokens: int) -> None:
+    made = capture_sizes(max_rows, max_tokens, (0, 8192))
+    assert max(size.num_tokens for size in made) <= max_tokens + max_rows
+    assert any(size.fits(GraphSize(min(max_tokens, MOST_PLANNED), 8, 0, 8192)) for size in made)
+
+
 def test_the_usual_step_has_no_graph_of_more_tokens() -> None:
     assert max(size.num_tokens for size in capture_sizes(64, 2048, (0, 8192))) == 2048 + 64
 

@@ -94,7 +94,7 @@ def capture_sizes(max_rows: int, max_tokens: int, contexts: Sequence[int] = ()) 
         for tiles, rows in itertools.product(TILES, (0, *_up_to(MIXED_DECODE_ROWS, max_rows)))
         if tiles * TILE - rows >= LEAST_PROMPT and tiles * TILE <= max_tokens
     ]
-    planned = {*_planned(max_rows, max_tokens, contexts), *_full(max_rows, min(max_tokens, MOST_PLANNED), contexts)}
+    planned = dict.fromkeys((*_planned(max_rows, max_tokens, contexts), *_full(max_rows, max_tokens, contexts)))
     return sorted([*decode, *mixed, *planned], key=lambda size: (size.num_tokens, size.context_tokens or 0))
 
 
@@ -108,12 +108,16 @@ def _planned(max_rows: int, max_tokens: int, contexts: Sequence[int]) -> Iterato
 
 
 def _full(max_rows: int, max_tokens: int, contexts: Sequence[int]) -> Iterator[GraphSize]:
-    """Of so many tokens, if they are more than those that ``PLANNED_TILES`` hold."""
+    """Of so many tokens, if they are more than those that ``PLANNED_TILES`` hold.
+
+    With padding they are ``max_rows`` more at most, which ranks have buffers for.
+    """
     rows = [*_up_to(FULL_STEP_ROWS, max_rows)]
     for fewest, most in itertools.pairwise((-1, *rows)):
         tiles = -(-(max_tokens - fewest - 1) // TILE)
         if tiles > PLANNED_TILES[-1]:
-            yield from (GraphSize(tiles * TILE, PLANNED_PROMPT_ROWS, most, context) for context in contexts)
+            prompt_tokens = min(tiles * TILE, max_tokens + max_rows - most, MOST_PLANNED)
+            yield from (GraphSize(prompt_tokens, PLANNED_PROMPT_ROWS, most, context) for context in contexts)
 
 
 def _up_to(steps: Sequence[int], largest: int) -> Iterator[int]:
