@@ -19,7 +19,10 @@ from plait.plan.settings import PlanServerSettings
 CONTEXT_BYTES = 1_100_000_000
 """Of a GPU's memory that is gone before the weights are loaded: the driver's, and the CUDA context."""
 GRAPH_BYTES = 2 << 30
-"""Reserved for CUDA graphs; the worker's profile run has the same."""
+"""Reserved for CUDA graphs of few tokens, as by the worker's profile run.
+
+Where MLA's full steps are graphs, that reserves the activations' size besides.
+"""
 _LOGIT_BYTES = 10
 """Of a logit while it is sampled from: bfloat16, and float32 copies."""
 
