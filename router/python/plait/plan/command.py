@@ -41,7 +41,7 @@ def _check(settings: PlanSettings) -> None:
 
 def _on(gpu: Gpu, shape: PlannedModel, quantization: str) -> PlannedModel:
     """The model as this GPU holds it."""
-    return replace(shape, storage=on_gpu(shape.storage, gpu.name, gpu.keeps_quantised, quantization))
+    return replace(shape, storage=on_gpu(shape.storage, gpu.name, gpu.is_hopper, quantization))
 
 
 class _Plan:

@@ -30,8 +30,8 @@ class Gpu:
     source: str
     """Where the rates come from."""
 
-    keeps_quantised: bool = True
-    """Whether our FP8 and 4-bit kernels run on it: they are Hopper's."""
+    is_hopper: bool = True
+    """Whether our FP8 and 4-bit kernels run on it, and full steps of MLA models are CUDA graphs."""
 
     def flops(self, has_experts: bool) -> float:
         """FLOP/s of a model's bfloat16 GEMMs."""
@@ -94,9 +94,7 @@ LINK_LATENCY_SECONDS = 4e-6
 _H200 = Gpu("H200", 143_771 << 20, 640e12, 400e12, 3.9e12, 1.5e11, "fitted to measured servers")
 
 
-def _scaled(
-    name: str, memory_mib: int, flops: float, bandwidth: float, link: float, *, keeps_quantised: bool = True
-) -> Gpu:
+def _scaled(name: str, memory_mib: int, flops: float, bandwidth: float, link: float, *, is_hopper: bool = True) -> Gpu:
     """The H200's rates times these ratios of the GPUs' data sheets."""
     return Gpu(
         name,
@@ -106,7 +104,7 @@ def _scaled(
         _H200.copy_bytes * bandwidth,
         _H200.link_bytes * link,
         "the H200's, scaled by the data sheets; never measured",
-        keeps_quantised,
+        is_hopper,
     )
 
 
@@ -114,6 +112,6 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
     {
         "h100": _scaled("H100", 81_559, 1.0, 3.35 / 4.8, 1.0),
         "h200": _H200,
-        "b200": _scaled("B200", 183_359, 2.25 / 0.99, 8.0 / 4.8, 2.0, keeps_quantised=False),
+        "b200": _scaled("B200", 183_359, 2.25 / 0.99, 8.0 / 4.8, 2.0, is_hopper=False),
     }
 )

@@ -19,10 +19,9 @@ from plait.plan.settings import PlanServerSettings
 CONTEXT_BYTES = 1_100_000_000
 """Of a GPU's memory that is gone before the weights are loaded: the driver's, and the CUDA context."""
 GRAPH_BYTES = 2 << 30
-"""Reserved for CUDA graphs of few tokens, as by the worker's profile run.
-
-Where MLA's full steps are graphs, that reserves the activations' size besides.
-"""
+"""Reserved for CUDA graphs of few tokens, as by the worker's profile run."""
+_MANY_TOKENS = 4096
+"""Of a step whose graph takes as much as its activations besides, if the model's full steps are graphs."""
 _LOGIT_BYTES = 10
 """Of a logit while it is sampled from: bfloat16, and float32 copies."""
 
@@ -121,7 +120,7 @@ def memory(model: PlannedModel, gpu: Gpu, layout: Layout, server: PlanServerSett
     """As the worker divides it at start."""
     sizes = batch_sizes(model, gpu, layout, server)
     free = gpu.memory_bytes - CONTEXT_BYTES
-    weights, step = layout.weight_bytes(model), _step_bytes(model, sizes)
+    weights, step = layout.weight_bytes(model), _step_bytes(model, gpu, sizes)
     page = model.kv_bytes_of_rank(layout.tp) * server.page_size / (2 if server.kv_cache_dtype == "fp8" else 1)
     pool = free * (server.memory_fraction or MEMORY_FRACTION) - weights - step
     return Memory(weights, step, max(0, int(pool / page)), page, server.page_size, sizes)
@@ -137,6 +136,8 @@ def batch_sizes(model: PlannedModel, gpu: Gpu, layout: Layout, server: PlanServe
     )
 
 
-def _step_bytes(model: PlannedModel, sizes: BatchSizes) -> float:
+def _step_bytes(model: PlannedModel, gpu: Gpu, sizes: BatchSizes) -> float:
     activations = sizes.max_batch_tokens * model.size.hidden_size * ACTIVATION_BYTES
-    return GRAPH_BYTES + activations + float(sizes.max_seqs * model.config["vocab_size"] * _LOGIT_BYTES)
+    logits = sizes.max_seqs * model.config["vocab_size"] * _LOGIT_BYTES
+    is_captured = model.is_mla and gpu.is_hopper and sizes.max_batch_tokens >= _MANY_TOKENS
+    return GRAPH_BYTES + float((activations + logits) * (1 + is_captured))
