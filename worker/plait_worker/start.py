@@ -328,7 +328,9 @@ def _graph_sizes(loaded: Loaded) -> list[GraphSize]:
     contexts = () if prompts is None else prompts.contexts
     max_rows = min(config.device.cuda_graph_max_bs or DECODE_ROWS[-1], config.max_seqs)
     max_tokens = 0 if prompts is None else config.max_batch_tokens
-    return capture_sizes(max_rows, max_tokens, contexts)
+    sizes = capture_sizes(max_rows, max_tokens, contexts)
+    # Replicas that share experts agree on graphs of no more tokens than a step may have.
+    return sizes if parallel.experts is None else [size for size in sizes if size.num_tokens <= config.max_batch_tokens]
 
 
 def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
