@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from threading import Semaphore
 
@@ -45,8 +46,18 @@ class Busy:
         self._looks = 0
 
 
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """The thread that looks again and again would hold each of the others up for 5 ms."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(usual)
+
+
 @pytest.mark.process
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("quick_switches")
 def test_a_busy_worker_looks_again_and_again_however_late_each_wait_ends(engine: EngineSide) -> None:
     link, busy = Link(engine.endpoint, rank=0), Busy(engine)
     try:
