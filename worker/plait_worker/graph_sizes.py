@@ -108,13 +108,13 @@ def _planned(max_rows: int, max_tokens: int, contexts: Sequence[int]) -> Iterato
 
 
 def _full(max_rows: int, max_tokens: int, contexts: Sequence[int]) -> Iterator[GraphSize]:
-    """Of so many tokens, if they are more than those that ``PLANNED_TILES`` hold.
+    """Of steps that fill ``max_tokens``, if their prompts are more than ``PLANNED_TILES`` hold.
 
-    With padding they are ``max_rows`` more at most, which ranks have buffers for.
+    With padding they have ``max_rows`` tokens more at most, which ranks have buffers for.
     """
-    rows = [*_up_to(FULL_STEP_ROWS, max_rows)]
-    for fewest, most in itertools.pairwise((-1, *rows)):
-        tiles = -(-(max_tokens - fewest - 1) // TILE)
+    for below, most in itertools.pairwise((-1, *_up_to(FULL_STEP_ROWS, max_rows))):
+        most_prompt = max_tokens - (below + 1)
+        tiles = -(-most_prompt // TILE)
         if tiles > PLANNED_TILES[-1]:
             prompt_tokens = min(tiles * TILE, max_tokens + max_rows - most, MOST_PLANNED)
             yield from (GraphSize(prompt_tokens, PLANNED_PROMPT_ROWS, most, context) for context in contexts)
